@@ -1,0 +1,140 @@
+# What a developer runs. `make` alone prints the targets that carry a ## text.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# What is built or fetched once for all checkouts of this machine.
+MILLRACE_CACHE ?= $(HOME)/.cache/millrace
+# Arguments of `make run`, for example ARGS='--nats-listen 127.0.0.1:4222'.
+ARGS ?=
+# How long each fuzz target runs.
+FUZZTIME ?= 60s
+# Which benchmarks run, a regular expression.
+BENCH ?= .
+# Tests share two cores with race detection; only a deadlock takes longer.
+TEST_TIMEOUT ?= 15m
+
+# --- Tools -------------------------------------------------------------------
+# The one place where versions of tools are written. A tool lies in a folder of
+# its version, so a new version is built beside the old one, and checkouts of
+# different age work on one machine. They stay out of go.mod: what a linter
+# imports must not decide which versions our users get.
+TOOLS := $(abspath $(MILLRACE_CACHE))/tools
+
+BUF                := $(TOOLS)/buf@v1.75.0/buf
+PROTOC_GEN_GO      := $(TOOLS)/protoc-gen-go@v1.36.12/protoc-gen-go
+PROTOC_GEN_GO_GRPC := $(TOOLS)/protoc-gen-go-grpc@v1.6.2/protoc-gen-go-grpc
+GOLANGCI_LINT      := $(TOOLS)/golangci-lint@v2.15.0/golangci-lint
+
+$(BUF):                PACKAGE := github.com/bufbuild/buf/cmd/buf
+$(PROTOC_GEN_GO):      PACKAGE := google.golang.org/protobuf/cmd/protoc-gen-go
+$(PROTOC_GEN_GO_GRPC): PACKAGE := google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(GOLANGCI_LINT):      PACKAGE := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+GO_TOOLS := $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) $(GOLANGCI_LINT)
+
+# Built aside and moved, so that an interrupted build never looks finished.
+# GOFLAGS is emptied: flags meant for this module (-race, -mod) are not the
+# tool's.
+$(GO_TOOLS):
+	@tool=$(notdir $(patsubst %/,%,$(@D))); version=$${tool##*@}; \
+	echo "building $$tool (once; kept in $(TOOLS))"; \
+	mkdir -p "$(@D)"; \
+	GOBIN="$(@D)/.building.$$$$" GOFLAGS= go install "$(PACKAGE)@$$version"; \
+	mv "$(@D)/.building.$$$$/$(@F)" "$@"; \
+	rmdir "$(@D)/.building.$$$$"
+
+# buf finds the plugins by name.
+WITH_PLUGINS := PATH="$(dir $(PROTOC_GEN_GO)):$(dir $(PROTOC_GEN_GO_GRPC)):$$PATH"
+
+# --- Modules -----------------------------------------------------------------
+# The folders that hold a go.mod; "." first. A nested module keeps what only
+# tests need out of the module that users import.
+MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path '*/node_modules/*' -not -path '*/testdata/*')))
+
+# $(call each-module,COMMAND) runs COMMAND in every module.
+each-module = for module in $(MODULES); do (cd "$$module" && $(1)) || { echo "failed in module $$module: $(strip $(1))" >&2; exit 1; }; done
+
+GO_FILES = find . -name '*.go' -not -path '*/node_modules/*' -not -path './.git/*'
+
+# --- Targets -----------------------------------------------------------------
+.PHONY: help
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: run
+run: ## Run everything in one process: NATS, the edge on 127.0.0.1:8080/mcp, the glossary (ARGS=...)
+	go run ./services/millrace up $(ARGS)
+
+.PHONY: test
+test: clients ## Run all tests with the race detector
+	@$(call each-module,go test -race -timeout $(TEST_TIMEOUT) ./...)
+
+.PHONY: check
+check: check-generated check-proto check-go check-modules ## Everything that must hold before a commit, besides the tests
+
+.PHONY: generate
+generate: $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) ## Generate the Go code of proto/
+	$(WITH_PLUGINS) $(BUF) generate
+
+.PHONY: tools
+tools: $(GO_TOOLS) ## Build the pinned tools into the cache
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (60s)
+	@grep -rEo '^func Fuzz[A-Z][A-Za-z0-9_]*' --include='*_test.go' --exclude-dir=node_modules . | sort | \
+	while IFS=: read -r file name; do \
+		name=$${name#func }; echo "== $$name in $$(dirname "$$file")"; \
+		(cd "$$(dirname "$$file")" && go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) . </dev/null); \
+	done
+
+.PHONY: bench
+bench: ## Run the benchmarks that match BENCH (all), without the tests
+	@$(call each-module,go test -run='^$$' -bench='$(BENCH)' -benchmem ./...)
+
+.PHONY: baseline
+baseline: $(BUF) ## Accept the schemas as they are into proto/baseline.binpb (BREAKING=yes also accepts a break)
+	@if [ "$(BREAKING)" != yes ] && [ -e proto/baseline.binpb ]; then $(BUF) breaking --against proto/baseline.binpb; fi
+	$(BUF) build --exclude-source-info -o proto/baseline.binpb
+
+# --- Clients -----------------------------------------------------------------
+# What the end-to-end tests need beside Go is prepared by this target, pinned
+# and kept in $(MILLRACE_CACHE) like the tools, so that no test skips.
+.PHONY: clients
+clients:
+
+# --- Parts of check ----------------------------------------------------------
+# Generated into a folder of its own and compared both ways: this finds stale
+# and orphaned files, and says nothing about other files that are not committed.
+.PHONY: check-generated
+check-generated: $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) ## Generated code is what the schemas give
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$(WITH_PLUGINS) $(BUF) generate -o "$$fresh"; \
+	generated() { (cd "$$1" && find . -name '*.pb.go' | sort); }; \
+	diff -u <(generated proto) <(generated "$$fresh/proto") || { echo "generated files are missing or left over: run make generate" >&2; exit 1; }; \
+	generated proto | while read -r file; do \
+		diff -u "proto/$$file" "$$fresh/proto/$$file" || { echo "proto/$$file is stale: run make generate" >&2; exit 1; }; \
+	done
+
+.PHONY: check-proto
+check-proto: $(BUF) ## Schemas are linted, formatted and compatible with the committed baseline
+	$(BUF) lint
+	$(BUF) format -d --exit-code
+	$(BUF) breaking --against proto/baseline.binpb
+	@image=$$(mktemp -d); trap 'rm -rf "$$image"' EXIT; \
+	$(BUF) build --exclude-source-info -o "$$image/now.binpb"; \
+	cmp -s "$$image/now.binpb" proto/baseline.binpb || { echo "proto/baseline.binpb does not know the newest schemas: run make baseline" >&2; exit 1; }
+
+.PHONY: check-go
+check-go: $(GOLANGCI_LINT) ## gofmt, go vet and golangci-lint have nothing to say
+	@unformatted=$$($(GO_FILES) -print0 | xargs -0 -r gofmt -l); \
+	[ -z "$$unformatted" ] || { printf 'run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; }
+	@$(call each-module,go vet ./...)
+	@$(call each-module,$(GOLANGCI_LINT) run --config "$(CURDIR)/.golangci.yml" ./...)
+
+.PHONY: check-modules
+check-modules: ## go.mod and go.sum are tidy, and the modules are the ones that were reviewed
+	@$(call each-module,go mod tidy -diff)
+	@$(call each-module,go mod verify)
