@@ -1240,7 +1240,9 @@ type Manifest struct {
 	Resources         []*Resource            `protobuf:"bytes,4,rep,name=resources,proto3" json:"resources,omitempty"`
 	ResourceTemplates []*ResourceTemplate    `protobuf:"bytes,5,rep,name=resource_templates,json=resourceTemplates,proto3" json:"resource_templates,omitempty"`
 	// Shown to clients as part of the instructions of the server; may be empty.
-	Instructions  string `protobuf:"bytes,6,opt,name=instructions,proto3" json:"instructions,omitempty"`
+	Instructions string `protobuf:"bytes,6,opt,name=instructions,proto3" json:"instructions,omitempty"`
+	// Name of the worker for people; may be empty.
+	Title         string `protobuf:"bytes,7,opt,name=title,proto3" json:"title,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1313,6 +1315,13 @@ func (x *Manifest) GetResourceTemplates() []*ResourceTemplate {
 func (x *Manifest) GetInstructions() string {
 	if x != nil {
 		return x.Instructions
+	}
+	return ""
+}
+
+func (x *Manifest) GetTitle() string {
+	if x != nil {
+		return x.Title
 	}
 	return ""
 }
@@ -1605,14 +1614,15 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TaskHandle\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
-	"\x04task\x18\x02 \x01(\fR\x04task\"\x88\x02\n" +
+	"\x04task\x18\x02 \x01(\fR\x04task\"\x9e\x02\n" +
 	"\bManifest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12'\n" +
 	"\x05tools\x18\x03 \x03(\v2\x11.millrace.v1.ToolR\x05tools\x123\n" +
 	"\tresources\x18\x04 \x03(\v2\x15.millrace.v1.ResourceR\tresources\x12L\n" +
 	"\x12resource_templates\x18\x05 \x03(\v2\x1d.millrace.v1.ResourceTemplateR\x11resourceTemplates\x12\"\n" +
-	"\finstructions\x18\x06 \x01(\tR\finstructions\"\x96\x01\n" +
+	"\finstructions\x18\x06 \x01(\tR\finstructions\x12\x14\n" +
+	"\x05title\x18\a \x01(\tR\x05title\"\x96\x01\n" +
 	"\x04Tool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +

@@ -180,8 +180,8 @@ type Frame struct {
 	Window uint32 `protobuf:"varint,5,opt,name=window,proto3" json:"window,omitempty"`
 	// OPEN: full gRPC method name, "/package.Service/Method".
 	Method string `protobuf:"bytes,6,opt,name=method,proto3" json:"method,omitempty"`
-	// OPEN: subject for frames to the caller. ACCEPT: subject for frames to
-	// the instance that runs the call.
+	// ACCEPT: subject for frames to the instance that runs the call. Frames to
+	// the caller go to the NATS reply subject of its OPEN.
 	Ctl string `protobuf:"bytes,7,opt,name=ctl,proto3" json:"ctl,omitempty"`
 	// END: a serialized google.rpc.Status with details.
 	Status []byte `protobuf:"bytes,8,opt,name=status,proto3" json:"status,omitempty"`
@@ -199,9 +199,11 @@ type Frame struct {
 	OpenByUs uint64 `protobuf:"varint,13,opt,name=open_by_us,json=openByUs,proto3" json:"open_by_us,omitempty"`
 	// ACCEPT, BUSY: the instance that answers.
 	Instance string `protobuf:"bytes,14,opt,name=instance,proto3" json:"instance,omitempty"`
-	// The message or part of it. Last, so that a header can be marshalled once
-	// and the payload appended.
-	Data          []byte `protobuf:"bytes,15,opt,name=data,proto3" json:"data,omitempty"`
+	// The message or part of it. Written last, so that a header can be
+	// marshalled once and the payload appended.
+	Data []byte `protobuf:"bytes,15,opt,name=data,proto3" json:"data,omitempty"`
+	// ACCEPT: the epoch of the instance, see Heartbeat.
+	Epoch         uint64 `protobuf:"varint,16,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +343,13 @@ func (x *Frame) GetData() []byte {
 	return nil
 }
 
+func (x *Frame) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 // Meta is one metadata pair. Values of keys that end in "-bin" are raw bytes.
 type Meta struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -403,8 +412,8 @@ type Heartbeat struct {
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Version of the software of the pool.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Random per process start: a new epoch means that every call of the old
-	// one is lost.
+	// Random per start of the process and per lost connection: a new epoch
+	// means that every call of the old one is lost.
 	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Counts the heartbeats of this epoch.
 	Seq   uint64          `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -673,7 +682,7 @@ var File_millrace_bus_v1_frame_proto protoreflect.FileDescriptor
 
 const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\n" +
-	"\x1bmillrace/bus/v1/frame.proto\x12\x0fmillrace.bus.v1\"\xe9\x04\n" +
+	"\x1bmillrace/bus/v1/frame.proto\x12\x0fmillrace.bus.v1\"\xff\x04\n" +
 	"\x05Frame\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.millrace.bus.v1.Frame.KindR\x04kind\x12\x14\n" +
 	"\x05flags\x18\x02 \x01(\rR\x05flags\x12\x10\n" +
@@ -692,7 +701,8 @@ const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\n" +
 	"open_by_us\x18\r \x01(\x04R\bopenByUs\x12\x1a\n" +
 	"\binstance\x18\x0e \x01(\tR\binstance\x12\x12\n" +
-	"\x04data\x18\x0f \x01(\fR\x04data\"\xb1\x01\n" +
+	"\x04data\x18\x0f \x01(\fR\x04data\x12\x14\n" +
+	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\"\xb1\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_OPEN\x10\x01\x12\x0f\n" +
