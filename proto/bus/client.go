@@ -1,0 +1,502 @@
+package bus
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// defaultTimeout is the deadline of a call whose context has none, and
+	// maxTimeout the longest one: work that takes longer is a task.
+	defaultTimeout = 5 * time.Minute
+	maxTimeout     = time.Hour
+
+	// maxResult is the largest result by default, with room for its envelope.
+	maxResult = 64<<20 + 1<<20
+
+	// clientSweep is how often calls without an answer are looked for. One
+	// timer for all calls instead of one for each.
+	clientSweep = 250 * time.Millisecond
+
+	// noResponderRetry is how long a pool that should exist may stay without
+	// responders: news of a subscription takes a moment to cross a cluster.
+	noResponderRetry = 50 * time.Millisecond
+
+	// pushesAtOnce is how often an OPEN is repeated after BUSY without delay.
+	pushesAtOnce = 2
+	minBackoff   = 2 * time.Millisecond
+	maxBackoff   = 64 * time.Millisecond
+)
+
+// ClientConfig is the configuration of a Client. The zero value works.
+type ClientConfig struct {
+	// ID is the address of the client on the bus; a random one when empty.
+	// Two clients must not share one.
+	ID string
+	// WaitBudget is how long a call waits for a free slot while every
+	// instance it asks is busy, but at most a quarter of its time; 0 means
+	// 500 ms, negative: refuse after the first tries.
+	WaitBudget time.Duration
+	// AcceptBudget is how long an instance may take to accept a call; 0 means
+	// 1 s. An instance that sees the call later refuses it, and the client
+	// gives up a quarter later.
+	AcceptBudget time.Duration
+	// MaxRecvMsgSize bounds a received message in bytes; 0 means 65 MiB.
+	MaxRecvMsgSize int
+	// Window is the flow control window granted to workers in bytes; 0 means
+	// 256 KiB.
+	Window int
+	// Chunk is the largest part of a message in one frame in bytes; 0 means
+	// 128 KiB. Half of what the server takes is never exceeded.
+	Chunk int
+	// Known reports whether a pool is believed to exist. A call to a known
+	// pool without responders is repeated for 50 ms, any other fails at once.
+	// It is called from the goroutine that reads frames and must not block.
+	// Nil: no pool is known.
+	Known func(pool string) bool
+	// Logger receives faults of peers; nil discards them.
+	Logger *slog.Logger
+}
+
+// Client is the caller's side of the carrier: any number of concurrent calls
+// over one subscription. Its methods may be called concurrently.
+type Client struct {
+	conn   *Conn
+	cfg    ClientConfig
+	logger *slog.Logger
+	prefix string // "mr.<tenant>.e.<id>."
+	ctlPre string // "mr.<tenant>.i."
+	bufs   buffers
+	ready  chan struct{} // closed by Run once calls are possible
+	open   atomic.Bool   // ready was closed: spares calls the channel
+	ids    atomic.Uint64
+	sub    atomic.Pointer[nats.Subscription]
+
+	mu      sync.Mutex
+	calls   map[uint64]*clientCall
+	stopped bool
+	lost    []lostMark
+	marks   uint64
+}
+
+// lostMark is an instance to be given up once what it sent has been read.
+type lostMark struct {
+	n        uint64
+	instance string
+	epoch    uint64
+}
+
+// NewClient returns a client on conn. It does nothing before Run.
+func NewClient(conn *Conn, cfg ClientConfig) *Client {
+	if cfg.ID == "" {
+		cfg.ID = newID()
+	}
+	if cfg.WaitBudget == 0 {
+		cfg.WaitBudget = 500 * time.Millisecond
+	}
+	if cfg.AcceptBudget <= 0 {
+		cfg.AcceptBudget = time.Second
+	}
+	if cfg.MaxRecvMsgSize <= 0 {
+		cfg.MaxRecvMsgSize = maxResult
+	}
+	if cfg.Window <= 0 {
+		cfg.Window = defaultWindow
+	}
+	if cfg.Chunk <= 0 {
+		cfg.Chunk = defaultChunk
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Client{
+		conn:   conn,
+		cfg:    cfg,
+		logger: cfg.Logger,
+		prefix: conn.prefix + "e." + cfg.ID + ".",
+		ctlPre: conn.prefix + "i.",
+		ready:  make(chan struct{}),
+		calls:  make(map[uint64]*clientCall),
+	}
+}
+
+// ID returns the address of the client on the bus.
+func (c *Client) ID() string { return c.cfg.ID }
+
+// Ready returns a channel that is closed when calls are possible. Calls made
+// earlier wait for it.
+func (c *Client) Ready() <-chan struct{} { return c.ready }
+
+// Run receives frames until ctx is done; then the calls that still run end
+// with Unavailable. It may be called once.
+func (c *Client) Run(ctx context.Context) error {
+	if !validToken(c.cfg.ID) {
+		return fmt.Errorf("bus: client id %q is not a subject token", c.cfg.ID)
+	}
+	defer c.stop()
+	sub, err := c.conn.nc.Subscribe(c.prefix+"*", c.onMsg)
+	if err != nil {
+		return fmt.Errorf("bus: subscribe: %w", err)
+	}
+	defer unsubscribe(sub)
+	if err := sub.SetPendingLimits(-1, pendingBytes); err != nil {
+		return fmt.Errorf("bus: %w", err)
+	}
+	c.sub.Store(sub)
+	remove := c.conn.listen(&connListener{
+		down: func() { c.failAll("the connection to the bus was lost") },
+		slow: func(s *nats.Subscription) {
+			if s == sub {
+				c.failAll("frames were dropped because they were not read in time")
+			}
+		},
+	})
+	defer remove()
+	if err := flush(ctx, c.conn.nc); err != nil {
+		return err
+	}
+	c.open.Store(true)
+	close(c.ready)
+
+	tick := time.NewTicker(clientSweep)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			c.sweep(now)
+		}
+	}
+}
+
+// stop ends what still runs.
+func (c *Client) stop() {
+	c.mu.Lock()
+	c.stopped = true
+	calls := c.snapshotLocked()
+	c.mu.Unlock()
+	for _, call := range calls {
+		call.fail(status.Error(codes.Unavailable, "the client has stopped"))
+	}
+}
+
+func (c *Client) snapshotLocked() []*clientCall {
+	calls := make([]*clientCall, 0, len(c.calls))
+	for _, call := range c.calls {
+		calls = append(calls, call)
+	}
+	return calls
+}
+
+func (c *Client) snapshot() []*clientCall {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.snapshotLocked()
+}
+
+// failAll ends every call that has something on the way: frames may be missing
+// and nothing would tell. A call that was not accepted yet may have started.
+func (c *Client) failAll(why string) {
+	for _, call := range c.snapshot() {
+		reason := ReasonFrameLost
+		if !call.isAccepted() {
+			reason = ReasonNotAccepted
+		}
+		call.fail(failure(codes.Unavailable, reason, why))
+	}
+}
+
+// sweep ends the calls that no instance has answered in time.
+func (c *Client) sweep(now time.Time) {
+	limit := c.cfg.AcceptBudget + c.cfg.AcceptBudget/4
+	for _, call := range c.snapshot() {
+		if call.unansweredFor(now) > limit {
+			call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
+		}
+	}
+}
+
+// Lost fails all calls that the instance accepted in the epoch (any epoch for
+// 0) with Unavailable and reason WORKER_LOST. What the instance sent before is
+// delivered first, so Lost works on the calls a moment later.
+func (c *Client) Lost(instance string, epoch uint64) {
+	// The instance's last frames may still wait in our own queue. A message to
+	// ourselves arrives behind them.
+	c.mu.Lock()
+	c.marks++
+	n := c.marks
+	c.lost = append(c.lost, lostMark{n: n, instance: instance, epoch: epoch})
+	c.mu.Unlock()
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], n)
+	if err := c.conn.nc.Publish(c.prefix+tokenLost, b[:]); err != nil {
+		c.giveUp(n)
+	}
+}
+
+// giveUp fails the calls of the marks up to n.
+func (c *Client) giveUp(n uint64) {
+	c.mu.Lock()
+	i := 0
+	for i < len(c.lost) && c.lost[i].n <= n {
+		i++
+	}
+	marks := c.lost[:i:i]
+	c.lost = c.lost[i:]
+	var calls []*clientCall
+	if len(marks) > 0 {
+		calls = c.snapshotLocked()
+	}
+	c.mu.Unlock()
+	for _, call := range calls {
+		for _, m := range marks {
+			if call.acceptedBy(m.instance, m.epoch) {
+				call.fail(failure(codes.Unavailable, ReasonWorkerLost, "the instance that ran the call is gone"))
+			}
+		}
+	}
+}
+
+// onMsg dispatches a message to its call. It runs on the goroutine of the
+// subscription and never waits for a call.
+func (c *Client) onMsg(m *nats.Msg) {
+	token := m.Subject[len(c.prefix):]
+	if token == tokenLost {
+		if len(m.Data) == 8 {
+			c.giveUp(binary.BigEndian.Uint64(m.Data))
+		}
+		return
+	}
+	id, ok := parseCall(token)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	call := c.calls[id]
+	c.mu.Unlock()
+	if noResponders(m) {
+		if call != nil {
+			call.onNoResponders()
+		}
+		return
+	}
+	var f frame
+	if err := f.decode(m.Data); err != nil {
+		if call != nil {
+			call.fail(status.Error(codes.Internal, "malformed frame from the worker"))
+		}
+		return
+	}
+	if call == nil {
+		c.onOrphan(m, &f)
+		return
+	}
+	call.onFrame(&f)
+}
+
+// onOrphan answers a frame of a call that is over here: its handler need not
+// go on. So a call that was cancelled before its ACCEPT came is cancelled when
+// the ACCEPT comes.
+func (c *Client) onOrphan(m *nats.Msg, f *frame) {
+	if f.kind == kindEnd || f.kind == kindBusy {
+		return
+	}
+	ctl := string(f.ctl)
+	if ctl == "" {
+		ctl = m.Reply
+	}
+	if c.validCtl(ctl) {
+		c.send(ctl, "", &frame{kind: kindCancel})
+	}
+}
+
+// validCtl reports whether a worker may name s as the subject of its call:
+// else one could make the client publish anywhere.
+func (c *Client) validCtl(s string) bool {
+	rest, ok := strings.CutPrefix(s, c.ctlPre)
+	if !ok {
+		return false
+	}
+	instance, call, ok := strings.Cut(rest, ".")
+	if !ok || !validToken(instance) {
+		return false
+	}
+	_, ok = parseCall(call)
+	return ok
+}
+
+// send publishes a frame to a worker.
+func (c *Client) send(subject, reply string, f *frame) error {
+	buf := c.bufs.get()
+	buf.b = f.appendTo(buf.b)
+	err := c.conn.publish(subject, reply, buf.b)
+	c.bufs.put(buf)
+	return err
+}
+
+// chunk is the payload of one frame now.
+func (c *Client) chunk() int { return chunkSize(c.conn.nc, c.cfg.Chunk) }
+
+// Pool returns a connection whose calls go to any instance of a pool. It may be
+// used concurrently and needs no closing.
+func (c *Client) Pool(pool string) grpc.ClientConnInterface {
+	cc := &clientConn{c: c, pool: pool, subject: c.conn.prefix + "rpc." + pool + "._."}
+	if !validToken(pool) {
+		cc.err = status.Errorf(codes.InvalidArgument, "pool %q is not a subject token", pool)
+	}
+	return cc
+}
+
+// Instance returns a connection whose calls go to one instance of a pool.
+func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
+	cc := &clientConn{c: c, pool: pool, direct: true, subject: c.ctlPre + instance + "." + tokenOpen}
+	if !validToken(instance) {
+		cc.err = status.Errorf(codes.InvalidArgument, "instance %q is not a subject token", instance)
+	}
+	return cc
+}
+
+// clientConn is where calls go.
+type clientConn struct {
+	c       *Client
+	pool    string
+	direct  bool
+	subject string // direct: the subject; else its prefix, the method follows
+	err     error  // every call fails with it
+
+	// subjects caches the subject of each method; copied on write.
+	subjects atomic.Pointer[map[string]string]
+}
+
+var _ grpc.ClientConnInterface = (*clientConn)(nil)
+
+// route returns the subject for an OPEN of the method.
+func (cc *clientConn) route(method string) (string, error) {
+	if cc.err != nil {
+		return "", cc.err
+	}
+	old := cc.subjects.Load()
+	if old != nil {
+		if s, ok := (*old)[method]; ok {
+			return s, nil
+		}
+	}
+	_, name, ok := cutMethod(method)
+	if !ok || !validToken(name) {
+		return "", status.Errorf(codes.Unimplemented, "malformed method name %q", method)
+	}
+	subject := cc.subject
+	if !cc.direct {
+		subject += name
+	}
+	// A lost race costs one more copy next time.
+	next := map[string]string{method: subject}
+	if old != nil && len(*old) < 1000 {
+		for k, v := range *old {
+			next[k] = v
+		}
+	}
+	cc.subjects.Store(&next)
+	return subject, nil
+}
+
+// cutMethod splits "/package.Service/Method".
+func cutMethod(s string) (service, method string, ok bool) {
+	rest, ok := strings.CutPrefix(s, "/")
+	if !ok {
+		return "", "", false
+	}
+	i := strings.LastIndexByte(rest, '/')
+	if i <= 0 {
+		return "", "", false
+	}
+	return rest[:i], rest[i+1:], true
+}
+
+// register gives the call its id.
+func (c *Client) register(ctx context.Context, call *clientCall) error {
+	if !c.open.Load() {
+		select {
+		case <-c.ready:
+		case <-ctx.Done():
+			return contextError(ctx)
+		}
+	}
+	call.id = c.ids.Add(1)
+	call.reply = callSubject(c.prefix, call.id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return status.Error(codes.Unavailable, "the client has stopped")
+	}
+	c.calls[call.id] = call
+	return nil
+}
+
+func (c *Client) remove(id uint64) {
+	c.mu.Lock()
+	delete(c.calls, id)
+	c.mu.Unlock()
+}
+
+// Tokens of the last part of a subject that are no calls; those start with 'c'
+// and go on with a number.
+const (
+	tokenLost = "lost"
+	tokenOpen = "open"
+	tokenPing = "ping"
+)
+
+func callSubject(prefix string, id uint64) string {
+	b := make([]byte, 0, 96)
+	b = append(b, prefix...)
+	b = append(b, 'c')
+	b = strconv.AppendUint(b, id, 36)
+	return string(b)
+}
+
+func parseCall(token string) (uint64, bool) {
+	if len(token) < 2 || token[0] != 'c' {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(token[1:], 36, 64)
+	return id, err == nil
+}
+
+// noResponders reports whether m says that nobody listens to what was sent.
+func noResponders(m *nats.Msg) bool {
+	return len(m.Data) == 0 && m.Header != nil && m.Header.Get("Status") == "503"
+}
+
+// chunkSize is read for each message, because the limit may be lowered while
+// the server runs.
+func chunkSize(nc *nats.Conn, chunk int) int {
+	return max(1, min(chunk, int(nc.MaxPayload()/2)))
+}
+
+// flush returns when the server has seen everything published before, so that
+// a subscription is known.
+func flush(ctx context.Context, nc *nats.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return fmt.Errorf("bus: flush: %w", err)
+	}
+	return nil
+}
+
+// unsubscribe ends a subscription; an error means that it has ended already.
+func unsubscribe(sub *nats.Subscription) { _ = sub.Unsubscribe() }

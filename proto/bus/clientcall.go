@@ -1,0 +1,651 @@
+package bus
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// openRoom is kept free in front of an OPEN for the fields that differ from
+// one push to the next, so that what does not differ is marshalled once.
+const openRoom = 64
+
+// callOptions are the call options that are honoured.
+type callOptions struct {
+	headers, trailers []*metadata.MD
+	peers             []*peer.Peer
+	onFinish          []func(error)
+	maxRecv, maxSend  int
+	waitForReady      bool
+}
+
+func (o *callOptions) parse(opts []grpc.CallOption) error {
+	for _, opt := range opts {
+		switch opt := opt.(type) {
+		case grpc.StaticMethodCallOption, grpc.EmptyCallOption:
+		case grpc.HeaderCallOption:
+			o.headers = append(o.headers, opt.HeaderAddr)
+		case grpc.TrailerCallOption:
+			o.trailers = append(o.trailers, opt.TrailerAddr)
+		case grpc.PeerCallOption:
+			o.peers = append(o.peers, opt.PeerAddr)
+		case grpc.OnFinishCallOption:
+			o.onFinish = append(o.onFinish, opt.OnFinish)
+		case grpc.MaxRecvMsgSizeCallOption:
+			o.maxRecv = opt.MaxRecvMsgSize
+		case grpc.MaxSendMsgSizeCallOption:
+			o.maxSend = opt.MaxSendMsgSize
+		case grpc.FailFastCallOption:
+			o.waitForReady = !opt.FailFast
+		default:
+			return status.Errorf(codes.Unimplemented, "call option %T is not supported by the bus", opt)
+		}
+	}
+	return nil
+}
+
+// clientCall is one call at its caller. The frames of the worker change it on
+// the goroutine of the subscription; the caller waits on wake. Nothing waits
+// while mu is held.
+type clientCall struct {
+	c        *Client
+	cc       *clientConn
+	opts     callOptions
+	ctx      context.Context
+	cancel   context.CancelFunc // of a derived context, else nil
+	stopCtx  func() bool        // ends the watch over ctx, nil for unary calls
+	onEnd    func()             // run on its own goroutine after the end; may be nil
+	method   string
+	subject  string
+	id       uint64
+	reply    string
+	deadline time.Time
+
+	// wake tells the reader, sendWake the sender, that something has changed.
+	// Capacity 1 and never closed: a full channel holds the news already.
+	// sendWake is nil for unary calls, whose reader is the sender.
+	wake, sendWake chan struct{}
+	// gotHeader is closed when header is final; nil for unary calls.
+	gotHeader chan struct{}
+
+	mu       sync.Mutex
+	accepted bool
+	ended    bool
+	err      error // of the end; nil is success
+	local    bool  // the end was decided here: what is queued is not delivered
+
+	// The OPEN, kept until it is accepted.
+	open      *buffer
+	openFlags uint32
+	openCost  int
+	firstPush time.Time
+	lastPush  time.Time // zero while none is on the way
+	pushes    int
+	pushing   bool // somebody publishes open without the lock, and owns it
+	again     bool // and has to do it once more
+	timer     *time.Timer
+
+	ctl      string
+	instance string
+	epoch    uint64
+	seq      uint64 // of the last frame sent
+	out      sender
+	half     bool // HALF_CLOSE follows as soon as the call is accepted
+	in       inbox
+
+	header, trailer metadata.MD
+	headerDone      bool
+}
+
+// start makes a call without sending anything; stream is nil for a unary one.
+func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.CallOption, stream *clientStream) (*clientCall, error) {
+	call := &clientCall{c: cc.c, cc: cc, ctx: ctx, method: method, wake: make(chan struct{}, 1)}
+	if err := call.opts.parse(opts); err != nil {
+		return nil, err
+	}
+	var err error
+	if call.subject, err = cc.route(method); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, contextError(ctx)
+	}
+	deadline, ok := ctx.Deadline()
+	switch now := time.Now(); {
+	case !ok:
+		call.deadline = now.Add(defaultTimeout)
+	case deadline.Sub(now) > maxTimeout:
+		call.deadline = now.Add(maxTimeout)
+	default:
+		call.deadline = deadline
+	}
+	if call.deadline != deadline {
+		call.ctx, call.cancel = context.WithDeadline(ctx, call.deadline)
+	}
+	call.in = inbox{window: cc.c.cfg.Window, maxMsg: cc.c.cfg.MaxRecvMsgSize}
+	if call.opts.maxRecv > 0 {
+		call.in.maxMsg = call.opts.maxRecv
+	}
+	if stream != nil {
+		stream.call = call
+		call.sendWake = make(chan struct{}, 1)
+		call.gotHeader = make(chan struct{})
+		if len(call.opts.onFinish) > 0 {
+			// The callback is due even when nobody reads the stream to its
+			// end, and not on the goroutine that reads frames.
+			call.onEnd = func() { stream.finish(call.endError()) }
+		}
+	}
+	if err := cc.c.register(call.ctx, call); err != nil {
+		call.release()
+		return nil, err
+	}
+	if stream != nil {
+		call.mu.Lock()
+		if !call.ended {
+			call.stopCtx = context.AfterFunc(call.ctx, func() { call.fail(contextError(call.ctx)) })
+		}
+		call.mu.Unlock()
+	}
+	return call, nil
+}
+
+// sendOpen marshals the OPEN with the first message (nil: none) and pushes it.
+// rest is what of the message did not fit.
+func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
+	buf := call.c.bufs.get()
+	b := append(buf.b, make([]byte, openRoom)...)
+	b = appendBytes(b, fieldMethod, call.method)
+	if md, ok := metadata.FromOutgoingContext(call.ctx); ok {
+		b = appendMD(b, fieldHeader, md)
+	}
+	var flags uint32
+	first := 0
+	if msg != nil {
+		pm, err := asProto(msg)
+		if err != nil {
+			call.c.bufs.put(buf)
+			return nil, err
+		}
+		size := proto.Size(pm)
+		if limit := call.opts.maxSend; limit > 0 && size > limit {
+			call.c.bufs.put(buf)
+			return nil, status.Errorf(codes.ResourceExhausted, "trying to send message larger than max (%d vs. %d)", size, limit)
+		}
+		flags |= FlagMessage
+		first = min(size, call.c.chunk())
+		b = appendDataTag(b, first)
+		if first == size {
+			b, err = appendPayload(b, pm)
+		} else {
+			flags |= FlagMore
+			var body []byte
+			body, err = appendPayload(make([]byte, 0, size), pm)
+			if err == nil {
+				b, rest = append(b, body[:first]...), body[first:]
+			}
+		}
+		if err != nil {
+			call.c.bufs.put(buf)
+			return nil, err
+		}
+	}
+	if half && rest == nil {
+		flags |= FlagHalf
+	}
+	buf.b = b
+
+	call.mu.Lock()
+	if call.ended {
+		err := call.err
+		call.mu.Unlock()
+		call.c.bufs.put(buf)
+		return nil, err
+	}
+	call.open, call.openFlags, call.openCost = buf, flags, 0
+	if msg != nil {
+		call.openCost = first + frameCost
+	}
+	call.seq = 1
+	call.pushing = true
+	call.mu.Unlock()
+	return rest, call.push()
+}
+
+// push publishes the OPEN once. The caller has set pushing.
+func (call *clientCall) push() error {
+	now := time.Now()
+	call.mu.Lock()
+	if call.open == nil {
+		err := call.err
+		call.pushing = false
+		call.mu.Unlock()
+		return err
+	}
+	if call.pushes == 0 {
+		call.firstPush = now
+	}
+	attempt := call.pushes
+	call.pushes++
+	call.lastPush = now
+	call.again = false
+	buf := call.open
+	call.mu.Unlock()
+
+	f := frame{
+		kind:    kindOpen,
+		flags:   call.openFlags,
+		seq:     1,
+		timeout: uint64(max(call.deadline.Sub(now), time.Microsecond).Microseconds()),
+		openBy:  uint64(call.c.cfg.AcceptBudget.Microseconds()),
+		window:  uint32(call.in.window),
+		attempt: uint32(attempt),
+	}
+	var room [openRoom]byte
+	head := f.appendHead(room[:0])
+	from := openRoom - len(head)
+	copy(buf.b[from:], head)
+	err := call.c.conn.publish(call.subject, call.reply, buf.b[from:])
+
+	call.mu.Lock()
+	if call.again && call.open != nil && err == nil {
+		call.mu.Unlock()
+		return call.push()
+	}
+	call.pushing = false
+	gone := call.open == nil
+	call.mu.Unlock()
+	if gone {
+		call.c.bufs.put(buf)
+	}
+	if err != nil {
+		err = publishError(err)
+		call.fail(err)
+	}
+	return err
+}
+
+// repush is a push after a pause or an answer that allows one.
+func (call *clientCall) repush() {
+	call.mu.Lock()
+	if call.accepted || call.ended || call.pushing {
+		call.again = true // counts only while somebody pushes
+		call.mu.Unlock()
+		return
+	}
+	call.pushing = true
+	call.mu.Unlock()
+	_ = call.push() // an error has ended the call
+}
+
+// publishError is the status of a publish that did not happen.
+func publishError(err error) error {
+	if isMaxPayload(err) {
+		return status.Error(codes.ResourceExhausted, "metadata of the call does not fit into one message of the bus")
+	}
+	return failure(codes.Unavailable, ReasonDisconnected, "no connection to the bus: "+err.Error())
+}
+
+// onBusy repeats the OPEN: at once at first, then with growing pauses.
+func (call *clientCall) onBusy() {
+	now := time.Now()
+	call.mu.Lock()
+	if call.accepted || call.ended || call.lastPush.IsZero() {
+		call.mu.Unlock()
+		return
+	}
+	call.lastPush = time.Time{}
+	if call.pushes <= pushesAtOnce {
+		call.mu.Unlock()
+		call.repush()
+		return
+	}
+	budget := min(call.c.cfg.WaitBudget, call.deadline.Sub(call.firstPush)/4)
+	pause := backoff(call.pushes - pushesAtOnce - 1)
+	if now.Add(pause).Sub(call.firstPush) > budget {
+		call.mu.Unlock()
+		call.fail(failure(codes.ResourceExhausted, ReasonOverloaded, "every instance is busy"))
+		return
+	}
+	call.timer = time.AfterFunc(pause, call.repush)
+	call.mu.Unlock()
+}
+
+// onNoResponders: nobody listens to the last thing that was sent.
+func (call *clientCall) onNoResponders() {
+	now := time.Now()
+	call.mu.Lock()
+	if call.ended {
+		call.mu.Unlock()
+		return
+	}
+	if call.accepted {
+		call.mu.Unlock()
+		call.fail(failure(codes.Unavailable, ReasonWorkerLost, "the instance that ran the call is gone"))
+		return
+	}
+	call.lastPush = time.Time{}
+	pushes, since := call.pushes, now.Sub(call.firstPush)
+	call.mu.Unlock()
+
+	pause := backoff(pushes - 1)
+	known := !call.cc.direct && call.c.cfg.Known != nil && call.c.cfg.Known(call.cc.pool)
+	if !call.opts.waitForReady && (!known || since+pause > noResponderRetry) {
+		call.fail(failure(codes.Unavailable, ReasonNoResponders, "no instance of pool "+call.cc.pool+" is there"))
+		return
+	}
+	call.mu.Lock()
+	if !call.ended {
+		call.timer = time.AfterFunc(pause, call.repush)
+	}
+	call.mu.Unlock()
+}
+
+// backoff is the n-th pause, from 2 ms doubling to 64 ms, of which up to a half
+// is taken off at random.
+func backoff(n int) time.Duration {
+	d := min(minBackoff<<min(max(n, 0), 10), maxBackoff)
+	return d - rand.N(d/2+1)
+}
+
+// onFrame takes a frame of the worker.
+func (call *clientCall) onFrame(f *frame) {
+	switch f.kind {
+	case kindBusy:
+		call.onBusy()
+		return
+	case kindWindow:
+		call.mu.Lock()
+		call.out.refill(f.window)
+		call.mu.Unlock()
+		call.signalSender()
+		return
+	case kindAccept, kindHeaders, kindData, kindEnd:
+	default:
+		return // a kind of a later version
+	}
+
+	call.mu.Lock()
+	if call.ended {
+		call.mu.Unlock()
+		return
+	}
+	wasAccepted := call.accepted
+	owe, err := call.takeLocked(f)
+	ctl := call.ctl
+	halfNow := call.half && call.accepted && !wasAccepted && !call.ended
+	var seq uint64
+	if halfNow {
+		call.half = false
+		call.seq++
+		seq = call.seq
+	}
+	ended := call.ended
+	call.mu.Unlock()
+
+	switch {
+	case err != nil:
+		call.fail(err)
+		return
+	case ended:
+		call.release()
+	case halfNow:
+		_ = call.c.send(ctl, call.reply, &frame{kind: kindHalfClose, seq: seq})
+	}
+	if owe > 0 {
+		_ = call.c.send(ctl, call.reply, &frame{kind: kindWindow, window: owe})
+	}
+	call.signal()
+	if !wasAccepted || ended {
+		call.signalSender()
+	}
+}
+
+// takeLocked applies a numbered frame. owe is to be announced to the worker.
+func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
+	if !call.accepted {
+		if f.kind != kindAccept && f.flags&FlagAccepted == 0 {
+			return 0, failure(codes.Unavailable, ReasonFrameLost, "the first frame of the worker is missing")
+		}
+		ctl := string(f.ctl)
+		if f.kind != kindEnd && !call.c.validCtl(ctl) {
+			return 0, status.Error(codes.Internal, "the worker accepted the call without an address")
+		}
+		call.accepted = true
+		call.ctl, call.instance, call.epoch = ctl, string(f.instance), f.epoch
+		call.out.avail = int64(f.window) - int64(call.openCost)
+		call.lastPush = time.Time{}
+		call.dropOpenLocked()
+	}
+	if err := call.in.next(f.seq); err != nil {
+		return 0, err
+	}
+	if f.kind == kindAccept {
+		return 0, nil
+	}
+	if !call.headerDone {
+		call.header, call.headerDone = toMD(f.header), true
+		if call.gotHeader != nil {
+			close(call.gotHeader)
+		}
+	}
+	if f.kind == kindData || f.kind == kindEnd && f.flags&FlagMessage != 0 {
+		if _, err := call.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+			return 0, err
+		}
+		owe = call.in.owe()
+	}
+	if f.kind == kindEnd {
+		call.ended = true
+		call.err = decodeStatus(f.status)
+		call.trailer = toMD(f.trailer)
+		if call.err == nil && call.in.partial {
+			call.err = status.Error(codes.Internal, "the worker ended the call within a message")
+		}
+		owe = 0
+	}
+	return owe, nil
+}
+
+// dropOpenLocked lets go of the OPEN: it will not be pushed again.
+func (call *clientCall) dropOpenLocked() {
+	if !call.pushing {
+		call.c.bufs.put(call.open)
+	}
+	call.open = nil
+}
+
+// fail ends the call here with err and tells the worker. The first end counts.
+func (call *clientCall) fail(err error) {
+	call.mu.Lock()
+	if call.ended {
+		call.mu.Unlock()
+		return
+	}
+	call.ended, call.err, call.local = true, err, true
+	// An error of the carrier comes behind what arrived before; what the
+	// caller has decided by leaving counts at once.
+	if Reason(err) != "" {
+		call.local = false
+	} else {
+		call.in.drop()
+	}
+	if call.timer != nil {
+		call.timer.Stop()
+	}
+	if !call.headerDone {
+		call.headerDone = true
+		if call.gotHeader != nil {
+			close(call.gotHeader)
+		}
+	}
+	call.dropOpenLocked()
+	ctl := call.ctl
+	call.mu.Unlock()
+	call.release()
+	// Without an address the CANCEL has to wait for the ACCEPT, see onOrphan.
+	if ctl != "" {
+		_ = call.c.send(ctl, "", &frame{kind: kindCancel})
+	}
+	call.signal()
+	call.signalSender()
+}
+
+// release gives back what the call holds. The goroutine that ended it calls it.
+func (call *clientCall) release() {
+	call.c.remove(call.id)
+	if call.stopCtx != nil {
+		call.stopCtx()
+	}
+	if call.cancel != nil {
+		call.cancel()
+	}
+	if call.onEnd != nil {
+		go call.onEnd()
+	}
+}
+
+func (call *clientCall) signal() {
+	select {
+	case call.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (call *clientCall) signalSender() {
+	ch := call.sendWake
+	if ch == nil {
+		ch = call.wake
+	}
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// endError is the status of a call that has ended.
+func (call *clientCall) endError() error {
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	return call.err
+}
+
+func (call *clientCall) isAccepted() bool {
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	return call.accepted
+}
+
+func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	return call.accepted && call.instance == instance && (epoch == 0 || call.epoch == epoch)
+}
+
+// unansweredFor is how long the last push has been without an answer.
+func (call *clientCall) unansweredFor(now time.Time) time.Duration {
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	if call.accepted || call.lastPush.IsZero() {
+		return 0
+	}
+	return now.Sub(call.lastPush)
+}
+
+// trySend sends the next chunk of a message. It returns the remainder, and
+// false when it has to wait.
+func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
+	call.mu.Lock()
+	if call.ended {
+		call.mu.Unlock()
+		return nil, false, io.EOF
+	}
+	if !call.accepted || !call.out.open() {
+		call.mu.Unlock()
+		return rest, false, nil
+	}
+	n := min(len(rest), call.c.chunk())
+	call.out.spend(n)
+	call.seq++
+	f := frame{kind: kindData, seq: call.seq, data: rest[:n]}
+	ctl := call.ctl
+	call.mu.Unlock()
+	rest = rest[n:]
+	switch {
+	case len(rest) > 0:
+		f.flags = FlagMore
+	case half:
+		f.flags = FlagHalf
+	}
+	if err := call.c.send(ctl, call.reply, &f); err != nil {
+		err = publishError(err)
+		call.fail(err)
+		return nil, false, err
+	}
+	return rest, true, nil
+}
+
+// tryRecv returns the next message, or the end of the call (io.EOF is
+// success), or neither when it has to wait.
+func (call *clientCall) tryRecv() (m message, ok bool, end error) {
+	call.mu.Lock()
+	if !call.local {
+		m, ok = call.in.pop()
+	}
+	owe := call.in.owe()
+	ctl := call.ctl
+	if !ok && call.ended {
+		if end = call.err; end == nil {
+			end = io.EOF
+		}
+	}
+	if call.ended {
+		owe = 0
+	}
+	call.mu.Unlock()
+	if owe > 0 {
+		_ = call.c.send(ctl, call.reply, &frame{kind: kindWindow, window: owe})
+	}
+	return m, ok, end
+}
+
+// finish fills what the call options asked for.
+func (call *clientCall) finish(err error) {
+	o := &call.opts
+	if o.headers == nil && o.trailers == nil && o.peers == nil && o.onFinish == nil {
+		return
+	}
+	call.mu.Lock()
+	header, trailer, instance := call.header, call.trailer, call.instance
+	call.mu.Unlock()
+	for _, p := range o.headers {
+		*p = header.Copy()
+	}
+	for _, p := range o.trailers {
+		*p = trailer.Copy()
+	}
+	for _, p := range o.peers {
+		p.Addr = Addr(instance)
+	}
+	for _, f := range o.onFinish {
+		f(err)
+	}
+}
+
+// Addr is the address of a peer on the bus: the id of an instance or client.
+type Addr string
+
+// Network returns "bus".
+func (Addr) Network() string { return "bus" }
+
+// String returns the id.
+func (a Addr) String() string { return string(a) }

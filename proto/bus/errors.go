@@ -1,0 +1,110 @@
+package bus
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// Reasons of errors that the carrier itself makes, as Reason returns them.
+const (
+	// ReasonNoResponders (Unavailable): no instance of the pool is there. No
+	// handler ran.
+	ReasonNoResponders = "NO_RESPONDERS"
+	// ReasonDisconnected (Unavailable): the caller has no connection to the
+	// bus. No handler ran.
+	ReasonDisconnected = "DISCONNECTED"
+	// ReasonNotAccepted (Unavailable): no instance answered within the accept
+	// budget. The call may have started.
+	ReasonNotAccepted = "NOT_ACCEPTED"
+	// ReasonFrameLost (Unavailable): a frame of the call was lost, or the
+	// connection that carried it. The call had started.
+	ReasonFrameLost = "FRAME_LOST"
+	// ReasonWorkerLost (Unavailable): the instance that ran the call is gone.
+	ReasonWorkerLost = "WORKER_LOST"
+	// ReasonDraining (Unavailable): the instance stopped and the call outlived
+	// its grace period.
+	ReasonDraining = "DRAINING"
+	// ReasonOverloaded (ResourceExhausted): every instance was busy for the
+	// whole wait budget. No handler ran.
+	ReasonOverloaded = "OVERLOADED"
+)
+
+// errorDomain marks the ErrorInfo details of this package.
+const errorDomain = "millrace"
+
+// failure makes an error of the carrier.
+func failure(code codes.Code, reason, text string) error {
+	st, err := status.New(code, text).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain})
+	if err != nil {
+		// Only for code OK, which is no failure.
+		return status.Error(codes.Internal, text)
+	}
+	return st.Err()
+}
+
+// Reason returns the reason of an error that the carrier made, one of the
+// Reason constants; "" for every other error.
+func Reason(err error) string {
+	st, ok := status.FromError(err)
+	if !ok {
+		return ""
+	}
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetDomain() == errorDomain {
+			return info.GetReason()
+		}
+	}
+	return ""
+}
+
+// contextError is the status of a context that ended.
+func contextError(ctx context.Context) error { return status.FromContextError(ctx.Err()).Err() }
+
+// handlerStatus is the status of the error that a handler returned.
+func handlerStatus(err error) *status.Status {
+	if err == nil {
+		return nil
+	}
+	if st, ok := status.FromError(err); ok {
+		if st.Code() == codes.OK {
+			// An error that claims to be none.
+			return status.New(codes.Unknown, st.Message())
+		}
+		return st
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return status.FromContextError(err)
+	}
+	return status.New(codes.Unknown, err.Error())
+}
+
+// encodeStatus returns the bytes of a status; nothing for success.
+func encodeStatus(st *status.Status) []byte {
+	if st == nil || st.Code() == codes.OK {
+		return nil
+	}
+	b, err := proto.Marshal(st.Proto())
+	if err != nil {
+		// A text that is no UTF-8 cannot travel.
+		b, _ = proto.Marshal(&spb.Status{Code: int32(st.Code()), Message: "status text is not valid UTF-8"})
+	}
+	return b
+}
+
+// decodeStatus returns the error of the bytes of a status; nil for success.
+func decodeStatus(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	var p spb.Status
+	if err := proto.Unmarshal(b, &p); err != nil {
+		return status.Error(codes.Internal, "malformed status")
+	}
+	return status.ErrorProto(&p)
+}

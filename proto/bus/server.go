@@ -1,0 +1,643 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	busv1 "github.com/millrace/millrace/proto/millrace/bus/v1"
+)
+
+const (
+	defaultSlots = 64
+	defaultGrace = 10 * time.Second
+	// maxRequest is the largest request by default, with room for its envelope.
+	maxRequest = 16<<20 + 1<<20
+
+	// acceptDelay is how long the ACCEPT of a call with a complete request
+	// waits for the result to travel in the same message. It is short beside
+	// the accept budget of a client.
+	acceptDelay = 5 * time.Millisecond
+	// holdDelay is how long the first message of a stream waits for the end of
+	// the call.
+	holdDelay = time.Millisecond
+
+	// drainNotice is how long a leaving instance answers BUSY before it
+	// unsubscribes, so that calls on the way to it find another one.
+	drainNotice = 300 * time.Millisecond
+	// stuckWait is how long handlers may take to notice that their context has
+	// ended.
+	stuckWait = time.Second
+	// callerCheck is how often a running call asks whether its caller is still
+	// there. Nothing else would tell: a worker does not watch the edges.
+	callerCheck = 5 * time.Second
+)
+
+// ServerConfig is the configuration of a Server. Pool is needed, the rest has
+// defaults.
+type ServerConfig struct {
+	// Pool is the name of the group of equal instances, a subject token.
+	Pool string
+	// Version is the version of the software of the pool, for operators.
+	Version string
+	// ID is the id of this instance; a random one when empty.
+	ID string
+	// Slots is how many calls run at the same time; 0 means 64. Any further
+	// call is refused with BUSY and goes to another instance.
+	Slots int
+	// Grace is how long running calls may take when Run is stopped; 0 means
+	// 10 s.
+	Grace time.Duration
+	// MaxRecvMsgSize bounds a received message in bytes; 0 means 17 MiB.
+	MaxRecvMsgSize int
+	// Window is the flow control window granted to clients in bytes; 0 means
+	// 256 KiB.
+	Window int
+	// Chunk is the largest part of a message in one frame in bytes; 0 means
+	// 128 KiB. Half of what the server takes is never exceeded.
+	Chunk int
+	// UnaryInterceptor and StreamInterceptor wrap every handler; may be nil.
+	UnaryInterceptor  grpc.UnaryServerInterceptor
+	StreamInterceptor grpc.StreamServerInterceptor
+	// Logger receives panics of handlers and faults of peers; nil discards
+	// them.
+	Logger *slog.Logger
+}
+
+// Server is the worker's side of the carrier: one instance of a pool. It is a
+// grpc.ServiceRegistrar. Its methods may be called concurrently.
+type Server struct {
+	conn   *Conn
+	cfg    ServerConfig
+	logger *slog.Logger
+	prefix string // "mr.<tenant>.i.<instance>."
+	replyP string // "mr.<tenant>.e.": where callers are
+	bufs   buffers
+	ready  chan struct{} // closed by Run once the instance takes calls
+	poke   chan struct{} // capacity 1, never closed: a heartbeat is due; excess is dropped
+
+	accepts, holds delayQueue[*serverCall]
+	stale          staleness // touched by the goroutine of the pool's subscription only
+	lastTick       atomic.Int64
+	stalled        atomic.Int64
+	start          time.Time
+
+	methods atomic.Pointer[map[string]*method]
+	epoch   atomic.Uint64
+	used    atomic.Int32
+	wg      sync.WaitGroup // one for each call
+
+	mu        sync.Mutex
+	calls     map[uint64]*serverCall
+	draining  bool
+	closed    bool // no call is taken any more, not even to be refused
+	services  map[string]bool
+	regErr    error
+	manifest  []byte
+	manifests []servedManifest // newest last
+	pool      *nats.Subscription
+}
+
+var _ grpc.ServiceRegistrar = (*Server)(nil)
+
+// method is a registered method of either kind.
+type method struct {
+	name   string
+	impl   any
+	unary  grpc.MethodHandler
+	stream *grpc.StreamDesc
+}
+
+// NewServer returns a server on conn. It does nothing before Run.
+func NewServer(conn *Conn, cfg ServerConfig) *Server {
+	if cfg.ID == "" {
+		cfg.ID = newID()
+	}
+	if cfg.Slots <= 0 {
+		cfg.Slots = defaultSlots
+	}
+	if cfg.Grace <= 0 {
+		cfg.Grace = defaultGrace
+	}
+	if cfg.MaxRecvMsgSize <= 0 {
+		cfg.MaxRecvMsgSize = maxRequest
+	}
+	if cfg.Window <= 0 {
+		cfg.Window = defaultWindow
+	}
+	if cfg.Chunk <= 0 {
+		cfg.Chunk = defaultChunk
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{
+		conn:     conn,
+		cfg:      cfg,
+		logger:   cfg.Logger.With("instance", cfg.ID, "pool", cfg.Pool),
+		prefix:   conn.prefix + "i." + cfg.ID + ".",
+		replyP:   conn.prefix + "e.",
+		ready:    make(chan struct{}),
+		poke:     make(chan struct{}, 1),
+		calls:    make(map[uint64]*serverCall),
+		services: make(map[string]bool),
+	}
+	s.methods.Store(&map[string]*method{})
+	s.accepts.init(acceptDelay, (*serverCall).flush)
+	s.holds.init(holdDelay, (*serverCall).flush)
+	s.epoch.Store(newEpoch())
+	return s
+}
+
+func newEpoch() uint64 { return rand.Uint64() | 1 }
+
+// Instance returns the id of this instance.
+func (s *Server) Instance() string { return s.cfg.ID }
+
+// Ready returns a channel that is closed when the instance takes calls.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// RegisterService adds a service; generated code calls it. A service that is
+// already registered, or whose implementation has the wrong type, is not added
+// and makes Run fail.
+func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.services[desc.ServiceName] {
+		s.regErr = errors.Join(s.regErr, fmt.Errorf("bus: service %s is registered twice", desc.ServiceName))
+		return
+	}
+	if desc.HandlerType != nil {
+		want := reflect.TypeOf(desc.HandlerType).Elem()
+		if got := reflect.TypeOf(impl); got == nil || !got.Implements(want) {
+			s.regErr = errors.Join(s.regErr, fmt.Errorf("bus: service %s: %v does not implement %v", desc.ServiceName, got, want))
+			return
+		}
+	}
+	s.services[desc.ServiceName] = true
+	next := make(map[string]*method)
+	for k, v := range *s.methods.Load() {
+		next[k] = v
+	}
+	for i := range desc.Methods {
+		name := "/" + desc.ServiceName + "/" + desc.Methods[i].MethodName
+		next[name] = &method{name: name, impl: impl, unary: desc.Methods[i].Handler}
+	}
+	for i := range desc.Streams {
+		name := "/" + desc.ServiceName + "/" + desc.Streams[i].StreamName
+		next[name] = &method{name: name, impl: impl, stream: &desc.Streams[i]}
+	}
+	s.methods.Store(&next)
+}
+
+// Run takes calls until ctx is done and then drains: new calls are refused for
+// a moment while heartbeats say so, running ones have the grace period, and
+// what is left ends with Unavailable and reason DRAINING. It returns when all
+// handlers have returned, or with an error when one ignores the end of its
+// context. It may be called once.
+func (s *Server) Run(ctx context.Context) error {
+	if !validToken(s.cfg.Pool) {
+		return fmt.Errorf("bus: pool %q is not a subject token", s.cfg.Pool)
+	}
+	if !validToken(s.cfg.ID) {
+		return fmt.Errorf("bus: instance %q is not a subject token", s.cfg.ID)
+	}
+	s.mu.Lock()
+	err := s.regErr
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	r := &serverRun{s: s, hello: make(chan struct{}, 1), down: make(chan struct{}, 1), up: make(chan struct{}, 1)}
+	defer r.close()
+	if err := r.subscribe(ctx); err != nil {
+		return err
+	}
+	close(s.ready)
+	r.loop(ctx)
+	return r.drain()
+}
+
+// serverRun is the state of Run, owned by its goroutine.
+type serverRun struct {
+	s    *Server
+	subs []*nats.Subscription
+	pool *nats.Subscription
+	seq  uint64 // of heartbeats
+	gone bool
+
+	// Events from subscriptions and the connection. Capacity 1 and never
+	// closed: a full channel holds the news already.
+	hello, down, up chan struct{}
+	remove          func()
+}
+
+func notify(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func (r *serverRun) subscribe(ctx context.Context) error {
+	s := r.s
+	nc := s.conn.nc
+	s.start = time.Now()
+	s.lastTick.Store(0)
+	s.stale.init(s.start)
+	r.remove = s.conn.listen(&connListener{
+		down: func() { notify(r.down) },
+		up:   func() { notify(r.up) },
+		slow: func(sub *nats.Subscription) {
+			for _, own := range r.subs {
+				if own == sub {
+					// Frames are missing: what runs cannot be trusted.
+					notify(r.down)
+					notify(r.up)
+					return
+				}
+			}
+		},
+	})
+	add := func(sub *nats.Subscription, err error) error {
+		if err != nil {
+			return fmt.Errorf("bus: subscribe: %w", err)
+		}
+		r.subs = append(r.subs, sub)
+		if err := sub.SetPendingLimits(-1, pendingBytes); err != nil {
+			return fmt.Errorf("bus: %w", err)
+		}
+		return nil
+	}
+	// Frames of accepted calls first: the pool's subscription makes calls.
+	if err := add(nc.Subscribe(s.prefix+"*", s.onMsg)); err != nil {
+		return err
+	}
+	if err := add(nc.Subscribe(s.conn.prefix+"hello", func(*nats.Msg) { notify(r.hello) })); err != nil {
+		return err
+	}
+	pool, err := nc.QueueSubscribe(s.conn.prefix+"rpc."+s.cfg.Pool+".*.*", "w", s.onPool)
+	if err := add(pool, err); err != nil {
+		return err
+	}
+	r.pool = pool
+	s.mu.Lock()
+	s.pool = pool
+	s.mu.Unlock()
+	if err := r.serveManifest(); err != nil {
+		return err
+	}
+	return flush(ctx, nc)
+}
+
+// loop announces the instance and looks after its calls until ctx is done.
+func (r *serverRun) loop(ctx context.Context) {
+	s := r.s
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	beat := time.NewTimer(0)
+	defer beat.Stop()
+	lastCheck := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			now := time.Now()
+			r.tick(ctx, now)
+			if now.Sub(lastCheck) >= callerCheck {
+				lastCheck = now
+				r.checkCallers(now)
+			}
+		case <-beat.C:
+			r.beat(busv1.Heartbeat_STATE_READY)
+			beat.Reset(jitter(heartbeatEvery))
+		case <-s.poke:
+			if err := r.serveManifest(); err != nil {
+				s.logger.Error("manifest not served", "error", err)
+			}
+			beat.Reset(0)
+		case <-r.hello:
+			// Jitter, because the whole bus answers.
+			beat.Reset(rand.N(helloJitter))
+		case <-r.down:
+			r.lose()
+		case <-r.up:
+			r.lose() // the event of the loss may have been merged with an older one
+			s.epoch.Store(newEpoch())
+			beat.Reset(0)
+		}
+	}
+}
+
+// lose gives up all calls: frames of theirs are missing and nobody would tell.
+func (r *serverRun) lose() {
+	for _, call := range r.s.snapshot() {
+		call.abort(failure(codes.Unavailable, ReasonFrameLost, "the worker lost its connection to the bus"))
+	}
+}
+
+// drain ends the instance.
+func (r *serverRun) drain() error {
+	s := r.s
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	r.beat(busv1.Heartbeat_STATE_DRAINING)
+
+	idle := make(chan struct{}) // closed by the goroutine below
+	notice := time.NewTimer(min(drainNotice, s.cfg.Grace))
+	defer notice.Stop()
+	<-notice.C
+	// Drain delivers what has arrived already, so everything gets its BUSY.
+	s.conn.drain(r.pool)
+	s.mu.Lock()
+	s.closed = true // no Add after Wait
+	s.mu.Unlock()
+	go func() {
+		s.wg.Wait()
+		close(idle)
+	}()
+
+	grace := time.NewTimer(s.cfg.Grace)
+	defer grace.Stop()
+	beat := time.NewTicker(heartbeatEvery)
+	defer beat.Stop()
+	for {
+		select {
+		case <-idle:
+			r.sayGone()
+			return nil
+		case <-beat.C:
+			r.beat(busv1.Heartbeat_STATE_DRAINING)
+			continue
+		case <-r.hello:
+			r.beat(busv1.Heartbeat_STATE_DRAINING)
+			continue
+		case <-grace.C:
+		}
+		break
+	}
+	for _, call := range s.snapshot() {
+		call.abort(failure(codes.Unavailable, ReasonDraining, "the instance stops"))
+	}
+	limit := time.NewTimer(stuckWait)
+	defer limit.Stop()
+	select {
+	case <-idle:
+		r.sayGone()
+		return nil
+	case <-limit.C:
+		left := len(s.snapshot())
+		r.sayGone()
+		return fmt.Errorf("bus: %d handlers of pool %s ignore the end of their context", left, s.cfg.Pool)
+	}
+}
+
+func (r *serverRun) sayGone() {
+	r.beat(busv1.Heartbeat_STATE_GONE)
+	r.gone = true
+	ctx, cancel := context.WithTimeout(context.Background(), stuckWait)
+	defer cancel()
+	_ = r.s.conn.nc.FlushWithContext(ctx) // best effort: the watchers would find out
+}
+
+// close undoes subscribe.
+func (r *serverRun) close() {
+	if r.remove != nil {
+		r.remove()
+	}
+	for _, sub := range r.subs {
+		unsubscribe(sub)
+	}
+	r.s.mu.Lock()
+	r.s.closed = true
+	manifests := r.s.manifests
+	r.s.manifests = nil
+	r.s.mu.Unlock()
+	for _, m := range manifests {
+		unsubscribe(m.sub)
+	}
+	r.s.accepts.close()
+	r.s.holds.close()
+}
+
+func (s *Server) snapshot() []*serverCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := make([]*serverCall, 0, len(s.calls))
+	for _, call := range s.calls {
+		calls = append(calls, call)
+	}
+	return calls
+}
+
+// checkCallers sends a frame without meaning to the caller of each old call,
+// with the call as reply subject: when nobody listens there any more, the NATS
+// server says so to the call and it is cancelled.
+func (r *serverRun) checkCallers(now time.Time) {
+	for _, call := range r.s.snapshot() {
+		if now.Sub(call.began) >= callerCheck {
+			_ = r.s.publish(call.reply, call.ctl, &frame{kind: kindWindow})
+		}
+	}
+}
+
+// onPool takes an OPEN from the queue group.
+func (s *Server) onPool(m *nats.Msg) {
+	now := time.Now()
+	age := s.stale.begin(now)
+	s.onOpen(m, now, age)
+	// The message that is being handled counts as pending; after the end of the
+	// subscription there is an error and -1.
+	pending, _, _ := m.Sub.Pending()
+	s.stale.end(time.Now, max(pending-1, 0))
+}
+
+// onMsg takes what is addressed to this instance. It runs on the goroutine of
+// the subscription and never waits for a call.
+func (s *Server) onMsg(m *nats.Msg) {
+	switch token := m.Subject[len(s.prefix):]; token {
+	case tokenOpen:
+		s.onOpen(m, time.Now(), 0)
+	case tokenPing:
+		s.onPing(m)
+	default:
+		id, ok := parseCall(token)
+		if !ok {
+			return
+		}
+		s.mu.Lock()
+		call := s.calls[id]
+		s.mu.Unlock()
+		if call == nil {
+			return
+		}
+		if noResponders(m) {
+			call.leave()
+			return
+		}
+		var f frame
+		if err := f.decode(m.Data); err != nil {
+			call.abort(status.Error(codes.Internal, "malformed frame from the caller"))
+			return
+		}
+		call.onFrame(&f)
+	}
+}
+
+// onOpen starts a call or refuses it. age bounds how long the OPEN has waited
+// in this process.
+func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
+	if !s.validReply(m.Reply) {
+		return
+	}
+	var f frame
+	if err := f.decode(m.Data); err != nil || f.kind != kindOpen || f.seq != 1 {
+		s.logger.Debug("malformed OPEN", "reply", m.Reply)
+		return
+	}
+	// A caller that has given up must not be served: it may have asked
+	// another instance meanwhile.
+	if limit := time.Duration(f.openBy) * time.Microsecond; limit > 0 && max(age, s.stalledFor(now)) > limit {
+		s.busy(m.Reply)
+		return
+	}
+	name := (*s.methods.Load())[string(f.method)]
+	if name == nil {
+		s.refuse(m.Reply, s.unknown(string(f.method)))
+		return
+	}
+	timeout := min(time.Duration(min(f.timeout, uint64(maxTimeout.Microseconds())))*time.Microsecond, maxTimeout)
+	if timeout <= 0 {
+		s.refuse(m.Reply, status.New(codes.DeadlineExceeded, "the call came without time left"))
+		return
+	}
+
+	if s.used.Load() >= int32(s.cfg.Slots) {
+		s.busy(m.Reply) // before anything is made; decided under the lock below
+		return
+	}
+	call := newServerCall(s, name, m.Reply, &f, now, timeout)
+	s.mu.Lock()
+	if s.draining || s.closed || len(s.calls) >= s.cfg.Slots {
+		s.mu.Unlock()
+		call.cancel()
+		s.busy(m.Reply)
+		return
+	}
+	for call.id == 0 || s.calls[call.id] != nil {
+		// Not guessable, so that only the caller can speak for its call.
+		call.id = rand.Uint64()
+	}
+	call.ctl = callSubject(s.prefix, call.id)
+	s.calls[call.id] = call
+	s.used.Store(int32(len(s.calls)))
+	s.wg.Add(1)
+	s.mu.Unlock()
+	go call.run()
+}
+
+// hold keeps Run waiting for one more goroutine of a call, and reports false
+// when the call is over.
+func (s *Server) hold(call *serverCall) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[call.id] != call {
+		return false
+	}
+	s.wg.Add(1)
+	return true
+}
+
+// done frees the slot of a call.
+func (s *Server) done(call *serverCall) {
+	s.mu.Lock()
+	delete(s.calls, call.id)
+	s.used.Store(int32(len(s.calls)))
+	s.mu.Unlock()
+	s.wg.Done()
+}
+
+func (s *Server) load() uint32 { return uint32(s.used.Load()) }
+
+func (s *Server) publish(subject, reply string, f *frame) error {
+	buf := s.bufs.get()
+	f.load = s.load()
+	buf.b = f.appendTo(buf.b)
+	err := s.conn.publish(subject, reply, buf.b)
+	s.bufs.put(buf)
+	return err
+}
+
+// busy refuses a call that another instance may take.
+func (s *Server) busy(reply string) {
+	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: []byte(s.cfg.ID)})
+}
+
+// refuse ends a call that no instance can serve.
+func (s *Server) refuse(reply string, st *status.Status) {
+	_ = s.publish(reply, "", &frame{
+		kind: kindEnd, flags: FlagAccepted, seq: 1, epoch: s.epoch.Load(),
+		instance: []byte(s.cfg.ID), status: encodeStatus(st),
+	})
+}
+
+func (s *Server) unknown(name string) *status.Status {
+	service, m, ok := cutMethod(name)
+	if !ok {
+		return status.Newf(codes.Unimplemented, "malformed method name: %q", name)
+	}
+	s.mu.Lock()
+	known := s.services[service]
+	s.mu.Unlock()
+	if known {
+		return status.Newf(codes.Unimplemented, "unknown method %v for service %v", m, service)
+	}
+	return status.Newf(codes.Unimplemented, "unknown service %v", service)
+}
+
+// validReply reports whether an OPEN may name reply as its caller: else it
+// could make the instance publish anywhere.
+func (s *Server) validReply(reply string) bool {
+	n := len(s.replyP)
+	if len(reply) <= n || reply[:n] != s.replyP {
+		return false
+	}
+	rest := reply[n:]
+	for i := range len(rest) {
+		if rest[i] == '.' {
+			_, ok := parseCall(rest[i+1:])
+			return ok && validToken(rest[:i])
+		}
+	}
+	return false
+}
+
+func (s *Server) onPing(m *nats.Msg) {
+	if m.Reply == "" {
+		return
+	}
+	s.mu.Lock()
+	state := busv1.Heartbeat_STATE_READY
+	if s.draining {
+		state = busv1.Heartbeat_STATE_DRAINING
+	}
+	s.mu.Unlock()
+	b, err := proto.Marshal(&busv1.ProbeResponse{Epoch: s.epoch.Load(), State: state})
+	if err == nil {
+		_ = s.conn.nc.Publish(m.Reply, b)
+	}
+}

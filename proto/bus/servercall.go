@@ -1,0 +1,556 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// maxHeld is the largest first message that waits for the end of the call; a
+// larger one would be copied for nothing.
+const maxHeld = 32 << 10
+
+// serverCall is one call at the instance that runs it. The caller's frames
+// change it on the goroutine of a subscription under mu; what goes to the
+// caller is written under sendMu, which that goroutine never takes.
+type serverCall struct {
+	s      *Server
+	method *method
+	id     uint64
+	ctl    string // where the caller's frames arrive
+	reply  string // where the caller is
+	began  time.Time
+
+	ctx     context.Context
+	cancel  context.CancelFunc
+	reqHead []meta
+
+	// recvWake and sendWake tell the handler that something has changed.
+	// Capacity 1 and never closed: a full channel holds the news already.
+	recvWake, sendWake chan struct{}
+
+	mu     sync.Mutex
+	in     inbox
+	half   bool // nothing follows
+	out    sender
+	broken error // why the call was given up; overrides the handler
+
+	sendMu     sync.Mutex
+	seq        uint64
+	accepted   bool // the ACCEPT is out
+	ended      bool // the END is out
+	headerSent bool
+	header     metadata.MD
+	trailer    metadata.MD
+	held       *buffer // the first message while it waits, else nil
+	window     uint32
+}
+
+// newServerCall makes a call from its OPEN. It runs on the goroutine of the
+// subscription.
+func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, timeout time.Duration) *serverCall {
+	c := &serverCall{
+		s: s, method: m, reply: reply, began: now,
+		reqHead:  f.header,
+		recvWake: make(chan struct{}, 1),
+		sendWake: make(chan struct{}, 1),
+		in:       inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1},
+		half:     f.flags&FlagHalf != 0,
+		window:   uint32(s.cfg.Window),
+	}
+	c.out.avail = int64(f.window)
+	if f.flags&FlagMessage != 0 {
+		if _, err := c.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+			c.broken = err
+		}
+	}
+	c.ctx, c.cancel = context.WithDeadline(context.Background(), now.Add(timeout))
+	return c
+}
+
+// run serves the call on its own goroutine.
+func (c *serverCall) run() {
+	defer c.s.done(c)
+	defer c.cancel()
+	if c.broken != nil { // by its OPEN
+		c.finish(nil, nil)
+		return
+	}
+	md := toMD(c.reqHead)
+	c.reqHead = nil
+	if md == nil {
+		md = metadata.MD{}
+	}
+	ctx := metadata.NewIncomingContext(c.ctx, md)
+	ctx = peer.NewContext(ctx, &peer.Peer{Addr: Addr(c.callerID())})
+	ctx = grpc.NewContextWithServerTransportStream(ctx, (*transportStream)(c))
+	// An incomplete request needs an address to go to; anything else may wait
+	// for company.
+	if c.complete() {
+		c.s.accepts.add(c)
+	} else {
+		c.flush()
+	}
+	resp, err := c.handle(ctx)
+	c.finish(resp, err)
+}
+
+func (c *serverCall) complete() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.half
+}
+
+func (c *serverCall) callerID() string {
+	id, _, _ := strings.Cut(c.reply[len(c.s.replyP):], ".")
+	return id
+}
+
+// handle runs the handler. resp is the message of a unary call.
+func (c *serverCall) handle(ctx context.Context) (resp any, err error) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		// A panic, or the end of the goroutine from inside.
+		r := recover()
+		c.s.logger.Error("handler panicked", "method", c.method.name, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+		resp, err = nil, status.Error(codes.Internal, "internal error")
+	}()
+	if c.method.unary != nil {
+		resp, err = c.method.unary(c.method.impl, ctx, c.decode, c.s.cfg.UnaryInterceptor)
+	} else {
+		stream := &serverStream{c: c, ctx: ctx}
+		desc := c.method.stream
+		if ic := c.s.cfg.StreamInterceptor; ic != nil {
+			info := &grpc.StreamServerInfo{FullMethod: c.method.name, IsClientStream: desc.ClientStreams, IsServerStream: desc.ServerStreams}
+			err = ic(c.method.impl, stream, info, desc.Handler)
+		} else {
+			err = desc.Handler(c.method.impl, stream)
+		}
+	}
+	returned = true
+	return resp, err
+}
+
+// decode reads the request of a unary call.
+func (c *serverCall) decode(dst any) error {
+	err := c.recv(dst)
+	if err == io.EOF {
+		return status.Error(codes.Internal, "the caller sent no message")
+	}
+	return err
+}
+
+// finish sends what is left: the message of a unary call and the END.
+func (c *serverCall) finish(resp any, err error) {
+	c.mu.Lock()
+	broken := c.broken
+	c.mu.Unlock()
+	if broken != nil {
+		c.end(status.Convert(broken), nil)
+		return
+	}
+	if err != nil || c.method.unary == nil {
+		c.end(handlerStatus(err), nil)
+		return
+	}
+	pm, err := asProto(resp)
+	if err != nil {
+		c.end(status.Convert(err), nil)
+		return
+	}
+	if proto.Size(pm) > c.chunk() {
+		// More than one frame: like a stream of one message.
+		err := c.send(resp)
+		c.end(handlerStatus(err), nil)
+		return
+	}
+	c.end(nil, pm)
+}
+
+func (c *serverCall) chunk() int { return chunkSize(c.s.conn.nc, c.s.cfg.Chunk) }
+
+// acceptLocked makes f an ACCEPT as well when none was sent. sendMu is held.
+func (c *serverCall) acceptLocked(f *frame) {
+	if c.accepted {
+		return
+	}
+	c.accepted = true
+	if f.kind != kindAccept {
+		f.flags |= FlagAccepted
+	}
+	f.instance = []byte(c.s.cfg.ID)
+	f.epoch = c.s.epoch.Load()
+	f.window = c.window
+	if f.kind != kindEnd {
+		f.ctl = []byte(c.ctl)
+	}
+}
+
+// writeLocked publishes a numbered frame whose payload is data or, when that
+// is nil, pm. Headers go with the first frame that may carry them. sendMu is
+// held, which keeps the numbers in order. After an error nothing was sent.
+func (c *serverCall) writeLocked(f *frame, pm proto.Message) error {
+	accepted, headerSent := c.accepted, c.headerSent
+	c.acceptLocked(f)
+	c.seq++
+	f.seq = c.seq
+	f.load = c.s.load()
+	buf := c.s.bufs.get()
+	defer c.s.bufs.put(buf)
+	b := f.appendHead(buf.b)
+	if f.kind != kindAccept && !c.headerSent {
+		c.headerSent = true
+		b = appendMD(b, fieldHeader, c.header)
+	}
+	reply := c.ctl // with it the call learns when its caller is gone
+	if f.kind == kindEnd {
+		reply = ""
+		b = appendMD(b, fieldTrailer, c.trailer)
+	}
+	var err error
+	if pm != nil {
+		b = appendDataTag(b, proto.Size(pm))
+		b, err = appendPayload(b, pm)
+	} else if len(f.data) > 0 {
+		b = appendDataTag(b, len(f.data))
+		b = append(b, f.data...)
+	}
+	if err == nil {
+		buf.b = b
+		err = c.s.conn.publish(c.reply, reply, b)
+	}
+	if err != nil {
+		c.seq--
+		c.accepted, c.headerSent = accepted, headerSent
+	}
+	return err
+}
+
+// flush sends the ACCEPT and the held message now. The queues of delays call
+// it, after the call has ended too.
+func (c *serverCall) flush() {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	_ = c.flushLocked() // a broken connection ends the call from elsewhere
+}
+
+func (c *serverCall) flushLocked() error {
+	switch {
+	case c.ended:
+		return nil
+	case c.held != nil:
+		held := c.held
+		c.held = nil
+		err := c.writeLocked(&frame{kind: kindData, data: held.b}, nil)
+		c.s.bufs.put(held)
+		return err
+	case !c.accepted:
+		return c.writeLocked(&frame{kind: kindAccept}, nil)
+	}
+	return nil
+}
+
+// end sends the END, once. pm is the message that goes with it, or nil.
+func (c *serverCall) end(st *status.Status, pm proto.Message) {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	if c.ended {
+		return
+	}
+	c.ended = true
+	f := frame{kind: kindEnd, status: encodeStatus(st)}
+	held := c.held
+	c.held = nil
+	switch {
+	case held != nil:
+		f.flags, f.data = FlagMessage, held.b
+	case pm != nil:
+		f.flags = FlagMessage
+	}
+	err := c.writeLocked(&f, pm)
+	c.s.bufs.put(held)
+	if err == nil {
+		return
+	}
+	// Nothing went out. What does not fit or cannot be marshalled is replaced
+	// by a status that can; without a connection the caller finds out by itself.
+	st = status.Convert(err)
+	if isMaxPayload(err) {
+		st = status.New(codes.ResourceExhausted, "status and metadata do not fit into one message of the bus")
+	}
+	c.header, c.trailer = nil, nil
+	_ = c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(st)}, nil)
+}
+
+// onFrame takes a frame of the caller.
+func (c *serverCall) onFrame(f *frame) {
+	switch f.kind {
+	case kindCancel:
+		c.leave()
+	case kindWindow:
+		c.mu.Lock()
+		c.out.refill(f.window)
+		c.mu.Unlock()
+		notify(c.sendWake)
+	case kindData, kindHalfClose:
+		c.mu.Lock()
+		err := c.in.next(f.seq)
+		if err == nil && c.half {
+			err = status.Error(codes.Internal, "the caller sent a frame after its half-close")
+		}
+		if err == nil && f.kind == kindData {
+			_, err = c.in.push(f.data, f.flags&FlagMore != 0)
+		}
+		if err == nil && (f.kind == kindHalfClose || f.flags&FlagHalf != 0) {
+			c.half = true
+		}
+		owe := c.in.owe()
+		c.mu.Unlock()
+		if err != nil {
+			c.abort(err)
+			return
+		}
+		if owe > 0 {
+			_ = c.s.publish(c.reply, c.ctl, &frame{kind: kindWindow, window: owe})
+		}
+		notify(c.recvWake)
+	}
+}
+
+// leave cancels the handler: the caller is gone.
+func (c *serverCall) leave() { c.cancel() }
+
+// abort gives the call up with err, which the caller gets at once; the handler
+// notices by its context.
+func (c *serverCall) abort(err error) {
+	c.mu.Lock()
+	if c.broken != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.broken = err
+	c.in.drop()
+	c.mu.Unlock()
+	c.cancel()
+	// The handler may be in the middle of a write and hold sendMu, and the
+	// goroutine that reads frames must not wait for it.
+	if c.s.hold(c) {
+		go func() {
+			defer c.s.wg.Done()
+			c.end(status.Convert(err), nil)
+		}()
+	}
+}
+
+// contextErr is the status for a handler that goes on after the end.
+func (c *serverCall) contextErr() error {
+	c.mu.Lock()
+	broken := c.broken
+	c.mu.Unlock()
+	if broken != nil {
+		return broken
+	}
+	return contextError(c.ctx)
+}
+
+// recv reads the next message; io.EOF when there are no more.
+func (c *serverCall) recv(dst any) error {
+	for {
+		if c.ctx.Err() != nil {
+			return c.contextErr()
+		}
+		c.mu.Lock()
+		m, ok := c.in.pop()
+		owe := c.in.owe()
+		half, partial := c.half, c.in.partial
+		c.mu.Unlock()
+		if owe > 0 {
+			_ = c.s.publish(c.reply, c.ctl, &frame{kind: kindWindow, window: owe})
+		}
+		switch {
+		case ok:
+			return unmarshal(m, dst)
+		case half && partial:
+			return status.Error(codes.Internal, "the caller ended within a message")
+		case half:
+			return io.EOF
+		}
+		select {
+		case <-c.recvWake:
+		case <-c.ctx.Done():
+		}
+	}
+}
+
+// send writes a message of the handler and waits while the caller takes no
+// more.
+func (c *serverCall) send(m any) error {
+	pm, err := asProto(m)
+	if err != nil {
+		return err
+	}
+	size := proto.Size(pm)
+	chunk := c.chunk()
+	if size <= chunk {
+		if err := c.acquire(size); err != nil {
+			return err
+		}
+		return c.sendSmall(pm, size)
+	}
+	body, err := appendPayload(make([]byte, 0, size), pm)
+	if err != nil {
+		return err
+	}
+	for first := true; len(body) > 0; first = false {
+		n := min(len(body), chunk)
+		if err := c.acquire(n); err != nil {
+			return err
+		}
+		f := frame{kind: kindData, data: body[:n]}
+		if body = body[n:]; len(body) > 0 {
+			f.flags = FlagMore
+		}
+		if err := c.sendFrame(&f, nil, first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendSmall writes a message of one frame. The first one waits a moment: when
+// the call ends meanwhile, one NATS message carries all of it.
+func (c *serverCall) sendSmall(pm proto.Message, size int) error {
+	c.sendMu.Lock()
+	if c.ended || c.accepted || c.held != nil || size > maxHeld {
+		c.sendMu.Unlock()
+		return c.sendFrame(&frame{kind: kindData}, pm, true)
+	}
+	buf := c.s.bufs.get()
+	b, err := appendPayload(buf.b, pm)
+	if err != nil {
+		c.s.bufs.put(buf)
+		c.sendMu.Unlock()
+		return err
+	}
+	buf.b = b
+	c.held = buf
+	c.sendMu.Unlock()
+	c.s.holds.add(c)
+	return nil
+}
+
+func (c *serverCall) sendFrame(f *frame, pm proto.Message, flush bool) error {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	if c.ended {
+		return c.contextErr()
+	}
+	if flush && c.held != nil {
+		if err := c.flushLocked(); err != nil {
+			return publishError(err)
+		}
+	}
+	if err := c.writeLocked(f, pm); err != nil {
+		if _, ok := status.FromError(err); ok {
+			return err
+		}
+		return publishError(err)
+	}
+	return nil
+}
+
+// acquire waits for room in the caller's window.
+func (c *serverCall) acquire(n int) error {
+	for {
+		if c.ctx.Err() != nil {
+			return c.contextErr()
+		}
+		c.mu.Lock()
+		ok := c.out.open()
+		if ok {
+			c.out.spend(n)
+		}
+		c.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-c.sendWake:
+		case <-c.ctx.Done():
+		}
+	}
+}
+
+func (c *serverCall) setHeader(md metadata.MD) error {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	if c.headerSent || c.held != nil || c.ended {
+		return errHeaderSent
+	}
+	c.header = metadata.Join(c.header, md)
+	return nil
+}
+
+func (c *serverCall) sendHeader(md metadata.MD) error {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	if c.headerSent || c.held != nil || c.ended {
+		return errHeaderSent
+	}
+	c.header = metadata.Join(c.header, md)
+	if err := c.writeLocked(&frame{kind: kindHeaders}, nil); err != nil {
+		return publishError(err)
+	}
+	return nil
+}
+
+func (c *serverCall) setTrailer(md metadata.MD) {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	c.trailer = metadata.Join(c.trailer, md)
+}
+
+var errHeaderSent = errors.New("bus: the headers were sent already")
+
+// transportStream is what grpc.SetHeader and its like find in the context.
+type transportStream serverCall
+
+var _ grpc.ServerTransportStream = (*transportStream)(nil)
+
+func (t *transportStream) Method() string                  { return t.method.name }
+func (t *transportStream) SetHeader(md metadata.MD) error  { return (*serverCall)(t).setHeader(md) }
+func (t *transportStream) SendHeader(md metadata.MD) error { return (*serverCall)(t).sendHeader(md) }
+func (t *transportStream) SetTrailer(md metadata.MD) error {
+	(*serverCall)(t).setTrailer(md)
+	return nil
+}
+
+// serverStream is the stream of a handler.
+type serverStream struct {
+	c   *serverCall
+	ctx context.Context
+}
+
+var _ grpc.ServerStream = (*serverStream)(nil)
+
+func (s *serverStream) SetHeader(md metadata.MD) error  { return s.c.setHeader(md) }
+func (s *serverStream) SendHeader(md metadata.MD) error { return s.c.sendHeader(md) }
+func (s *serverStream) SetTrailer(md metadata.MD)       { s.c.setTrailer(md) }
+func (s *serverStream) Context() context.Context        { return s.ctx }
+func (s *serverStream) SendMsg(m any) error             { return s.c.send(m) }
+func (s *serverStream) RecvMsg(m any) error             { return s.c.recv(m) }

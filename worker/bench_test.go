@@ -1,0 +1,40 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+)
+
+// The worker's own share of a short call: check, decode, run, encode, check.
+func BenchmarkCall(b *testing.B) {
+	type in struct {
+		Query string `json:"query"`
+		Limit int    `json:"limit,omitempty"`
+		Lang  string `json:"lang,omitempty"`
+	}
+	type out struct {
+		Total int      `json:"total"`
+		Hits  []string `json:"hits"`
+	}
+	w := New(Config{Pool: "bench"})
+	AddTool(w, Tool{Name: "typed"}, func(_ context.Context, _ *Call, in in) (out, error) {
+		return out{Total: in.Limit, Hits: []string{in.Query, in.Lang}}, nil
+	})
+	w.AddRawTool(Tool{Name: "raw"}, func(context.Context, *Call, json.RawMessage) (*Result, error) {
+		return &Result{Content: []Content{Text("done")}}, nil
+	})
+	args := json.RawMessage(`{"query":"context engineering","limit":10,"lang":"en"}`)
+	for _, name := range []string{"typed", "raw"} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			t := w.tool(name)
+			for b.Loop() {
+				call := newCall(b.Context(), nil, nil, nil)
+				if _, err := t.run(b.Context(), w.codec, call, args); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

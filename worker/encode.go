@@ -1,0 +1,173 @@
+package worker
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
+)
+
+// codec turns values of the author's types into JSON and back. It caches what
+// it learns about types, so a worker has one for all its tools.
+type codec struct {
+	in, out jsonv2.Options
+}
+
+func newCodec() *codec {
+	// json.Number of the standard library is nothing special to the library
+	// used here: a string.
+	write := jsonv2.MarshalToFunc(func(enc *jsontext.Encoder, n json.Number) error {
+		value := jsontext.Value(cmp.Or(n, "0"))
+		if value.Kind() != '0' {
+			return fmt.Errorf("%q is not a number", string(n))
+		}
+		return enc.WriteValue(value)
+	})
+	read := jsonv2.UnmarshalFromFunc(func(dec *jsontext.Decoder, n *json.Number) error {
+		value, err := dec.ReadValue()
+		if err != nil {
+			return err
+		}
+		if kind := value.Kind(); kind == '0' {
+			*n = json.Number(value)
+		} else if kind != 'n' {
+			return errors.New("it is not a number")
+		}
+		return nil
+	})
+	return &codec{
+		in: jsonv2.JoinOptions(
+			jsonv1.DefaultOptionsV1(),
+			jsonv1.ReportErrorsWithLegacySemantics(false), // the new ones say where
+			jsonv2.MatchCaseInsensitiveNames(false),
+			jsontext.AllowDuplicateNames(false),
+			jsonv2.WithUnmarshalers(read),
+		),
+		out: jsonv2.JoinOptions(outOptions(), jsonv2.WithMarshalers(write)),
+	}
+}
+
+// outOptions write as encoding/json does, except that nil slices and maps
+// become [] and {} (null is a type error for most clients) and that <, > and &
+// stay as they are.
+func outOptions() jsonv2.Options {
+	return jsonv2.JoinOptions(
+		jsonv1.DefaultOptionsV1(),
+		jsonv2.FormatNilSliceAsNull(false),
+		jsonv2.FormatNilMapAsNull(false),
+		jsontext.EscapeForHTML(false),
+	)
+}
+
+// marshal writes v; nil and a json.RawMessage without bytes become nothing,
+// and other raw JSON is checked and passed on byte for byte.
+func (c *codec) marshal(v any) ([]byte, error) {
+	switch v := v.(type) {
+	case nil:
+		return nil, nil
+	case json.RawMessage:
+		if len(v) > 0 && !jsontext.Value(v).IsValid() {
+			return nil, errors.New("it is not valid JSON")
+		}
+		return v, nil
+	}
+	return jsonv2.Marshal(v, c.out)
+}
+
+// unmarshal reads data into v as encoding/json does, except that the names of
+// members must match in case and may not repeat: otherwise a member that the
+// schema has not looked at could replace one that it has.
+func (c *codec) unmarshal(data []byte, v any) error {
+	return jsonv2.Unmarshal(data, v, c.in)
+}
+
+// marshal writes a value of a type of this package.
+func marshal(v any) ([]byte, error) { return jsonv2.Marshal(v, outOptions()) }
+
+// checkObject returns an error unless raw is absent or a JSON object.
+func checkObject(what string, raw json.RawMessage) error {
+	if len(raw) == 0 {
+		return nil
+	}
+	if !jsontext.Value(raw).IsValid() {
+		return fmt.Errorf("%s is not valid JSON", what)
+	}
+	if jsontext.Value(raw).Kind() != '{' {
+		return fmt.Errorf("%s must be a JSON object", what)
+	}
+	return nil
+}
+
+// compacted returns raw without insignificant whitespace, its numbers and the
+// order of its members untouched.
+func compacted(raw json.RawMessage) (json.RawMessage, error) {
+	var buf bytes.Buffer
+	if err := json.Compact(&buf, raw); err != nil {
+		return nil, err
+	}
+	return buf.Bytes(), nil
+}
+
+// object writes a JSON object member by member, in the order of the calls. It
+// exists because the order of a definition is part of its hash, and because
+// absent and empty differ here by member.
+type object struct {
+	buf []byte
+	err error
+}
+
+// raw adds a member that is JSON already; an empty value leaves it out.
+func (o *object) raw(name string, value []byte) {
+	if len(value) == 0 {
+		return
+	}
+	if len(o.buf) == 0 {
+		o.buf = append(o.buf, '{')
+	} else {
+		o.buf = append(o.buf, ',')
+	}
+	o.buf = append(o.buf, '"')
+	o.buf = append(o.buf, name...)
+	o.buf = append(o.buf, '"', ':')
+	o.buf = append(o.buf, value...)
+}
+
+// value adds a member.
+func (o *object) value(name string, v any) {
+	data, err := marshal(v)
+	if err != nil {
+		o.err = errors.Join(o.err, fmt.Errorf("%s: %w", name, err))
+		return
+	}
+	o.raw(name, data)
+}
+
+// text adds a member that is left out when empty.
+func (o *object) text(name, v string) {
+	if v != "" {
+		o.value(name, v)
+	}
+}
+
+// boolean adds a member that is left out when nil: false is not absent.
+func (o *object) boolean(name string, v *bool) {
+	if v != nil {
+		o.value(name, *v)
+	}
+}
+
+// bytes ends the object.
+func (o *object) bytes() ([]byte, error) {
+	if o.err != nil {
+		return nil, o.err
+	}
+	if len(o.buf) == 0 {
+		return []byte("{}"), nil
+	}
+	return append(o.buf, '}'), nil
+}

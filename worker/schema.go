@@ -1,0 +1,182 @@
+package worker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"reflect"
+
+	"github.com/google/jsonschema-go/jsonschema"
+)
+
+// schema is a JSON Schema that is ready to check values. It does not change.
+type schema struct {
+	raw      json.RawMessage // as the manifest shows it
+	root     *jsonschema.Schema
+	resolved *jsonschema.Resolved
+}
+
+// inputSchema returns the schema the author gave, else the one of the type; a
+// raw tool without one takes any object. It always says "type":"object",
+// since clients refuse a tool whose input schema does not.
+func inputSchema(given json.RawMessage, in reflect.Type) (*schema, error) {
+	if len(given) == 0 && in == nil {
+		given = json.RawMessage(`{"type":"object"}`)
+	}
+	if len(given) > 0 {
+		s, err := parseSchema(given)
+		if err != nil {
+			return nil, err
+		}
+		if s.root.Type != "object" {
+			return nil, errors.New(`it must say "type":"object"`)
+		}
+		return s, nil
+	}
+	root, err := infer(in)
+	if err != nil {
+		return nil, err
+	}
+	if root.Type != "object" {
+		return nil, fmt.Errorf("the arguments are an object, so In must be a struct or a map, not %s; or give an InputSchema", in)
+	}
+	return newSchema(root)
+}
+
+// outputSchema returns nil when the tool has none.
+func outputSchema(given json.RawMessage, out reflect.Type) (*schema, error) {
+	if len(given) > 0 {
+		return parseSchema(given)
+	}
+	if out == nil || out.Kind() == reflect.Interface || out.Kind() == reflect.String {
+		return nil, nil
+	}
+	switch out {
+	case reflect.TypeFor[*Result](), reflect.TypeFor[Result](), reflect.TypeFor[json.RawMessage]():
+		return nil, nil
+	}
+	root, err := infer(out)
+	if err != nil {
+		return nil, err
+	}
+	return newSchema(root)
+}
+
+// infer returns the schema of a Go type. The outermost pointer is no part of
+// it: null is neither an argument object nor a result.
+func infer(t reflect.Type) (*jsonschema.Schema, error) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return jsonschema.ForType(t, &jsonschema.ForOptions{
+		// These are written in another way than their Go kind suggests.
+		TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+			reflect.TypeFor[json.RawMessage](): {},
+			reflect.TypeFor[json.Number]():     {Type: "number"},
+			reflect.TypeFor[big.Int]():         {Type: "integer"},
+			reflect.TypeFor[[]byte]():          {Type: "string", ContentEncoding: "base64"},
+		},
+	})
+}
+
+func newSchema(root *jsonschema.Schema) (*schema, error) {
+	raw, err := json.Marshal(root)
+	if err != nil {
+		return nil, err
+	}
+	return resolve(raw, root)
+}
+
+// parseSchema reads a schema the author wrote. The manifest shows it with its
+// members in the author's order.
+func parseSchema(given json.RawMessage) (*schema, error) {
+	if err := checkObject("the schema", given); err != nil {
+		return nil, err
+	}
+	raw, err := compacted(given)
+	if err != nil {
+		return nil, err
+	}
+	root := new(jsonschema.Schema)
+	if err := json.Unmarshal(raw, root); err != nil {
+		return nil, err
+	}
+	tree, err := decodeTree(raw)
+	if err != nil {
+		return nil, err
+	}
+	restoreNumbers(root, tree)
+	return resolve(raw, root)
+}
+
+func resolve(raw json.RawMessage, root *jsonschema.Schema) (*schema, error) {
+	switch root.Schema {
+	case "", "https://json-schema.org/draft/2020-12/schema",
+		"http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft-07/schema#":
+	default:
+		return nil, fmt.Errorf("its dialect %q is not supported: use draft 2020-12 or draft-07", root.Schema)
+	}
+	resolved, err := root.Resolve(nil)
+	if err != nil {
+		return nil, err
+	}
+	return &schema{raw: raw, root: root, resolved: resolved}, nil
+}
+
+// restoreNumbers puts the exact values of enum and const back: the library
+// reads a schema through float64, and an identifier beyond 2^53 would then
+// equal its neighbours.
+func restoreNumbers(s *jsonschema.Schema, tree any) {
+	node, ok := tree.(map[string]any)
+	if !ok || s == nil {
+		return
+	}
+	if values, ok := node["enum"].([]any); ok {
+		s.Enum = values
+	}
+	if value, ok := node["const"]; ok && s.Const != nil {
+		s.Const = &value
+	}
+	for name, sub := range map[string]*jsonschema.Schema{
+		"items": s.Items, "additionalItems": s.AdditionalItems, "contains": s.Contains,
+		"unevaluatedItems": s.UnevaluatedItems, "additionalProperties": s.AdditionalProperties,
+		"propertyNames": s.PropertyNames, "unevaluatedProperties": s.UnevaluatedProperties,
+		"not": s.Not, "if": s.If, "then": s.Then, "else": s.Else,
+	} {
+		restoreNumbers(sub, node[name])
+	}
+	for name, subs := range map[string][]*jsonschema.Schema{
+		"items": s.ItemsArray, "prefixItems": s.PrefixItems,
+		"allOf": s.AllOf, "anyOf": s.AnyOf, "oneOf": s.OneOf,
+	} {
+		if list, ok := node[name].([]any); ok && len(list) == len(subs) {
+			for i, sub := range subs {
+				restoreNumbers(sub, list[i])
+			}
+		}
+	}
+	for name, subs := range map[string]map[string]*jsonschema.Schema{
+		"properties": s.Properties, "patternProperties": s.PatternProperties, "$defs": s.Defs,
+		"definitions": s.Definitions, "dependentSchemas": s.DependentSchemas, "dependencies": s.DependencySchemas,
+	} {
+		if members, ok := node[name].(map[string]any); ok {
+			for key, sub := range subs {
+				restoreNumbers(sub, members[key])
+			}
+		}
+	}
+}
+
+// validate checks raw, which is not changed. The text of the error says what
+// is wrong and where, for a person or a model to put it right.
+func (s *schema) validate(raw []byte) error {
+	tree, err := decodeTree(raw)
+	if err != nil {
+		return errors.New("it is not valid JSON")
+	}
+	if err := s.resolved.Validate(tree); err != nil {
+		return errors.New(s.explain(tree, err))
+	}
+	return nil
+}
