@@ -1,0 +1,147 @@
+package backend
+
+import (
+	"time"
+
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// Kind is a kind of failure.
+type Kind int
+
+// The kinds of failure. The comment says what the client may be told.
+const (
+	// Internal: something broke inside. Nothing of it is shown.
+	Internal Kind = iota
+	// UnknownTool: no such tool; Subject is its name.
+	UnknownTool
+	// InvalidArguments: Detail says what does not fit the schema.
+	InvalidArguments
+	// ResourceNotFound: no such resource; Subject is its URI.
+	ResourceNotFound
+	// Unavailable: no instance of Pool is there; nothing ran.
+	Unavailable
+	// Overloaded: every instance of Pool was busy for too long; nothing ran.
+	Overloaded
+	// WorkerLost: the instance that ran the call is gone; it may have
+	// started.
+	WorkerLost
+	// Timeout: nothing came for Timeout; the call was cancelled.
+	Timeout
+	// Cancelled: the caller left or took the request back; Cause says which.
+	Cancelled
+	// TooLarge: a message went over a limit; Message says which.
+	TooLarge
+	// Custom: the author's own JSON-RPC error: Code, Message and Data.
+	Custom
+)
+
+// Failure is an outcome that is no result.
+type Failure struct {
+	Kind Kind
+	// Subject is the name of the tool or the URI of the resource.
+	Subject string
+	// Pool is set for Unavailable, Overloaded and WorkerLost.
+	Pool string
+	// Message is the author's text (Custom, ResourceNotFound) or that of the
+	// limit (TooLarge).
+	Message string
+	// Detail is set for InvalidArguments.
+	Detail string
+	// Timeout is set for Timeout.
+	Timeout time.Duration
+	// Code and Data are set for Custom; Data is raw JSON and may be empty.
+	Code int
+	Data []byte
+	// Cause is set for Cancelled.
+	Cause error
+}
+
+// Reason is the machine-readable name of the failure, as data.reason shows it;
+// empty for kinds that have a JSON-RPC code of their own.
+func (f *Failure) Reason() string {
+	switch f.Kind {
+	case Unavailable:
+		return "unavailable"
+	case Overloaded:
+		return "overloaded"
+	case WorkerLost:
+		return "worker_lost"
+	case Timeout:
+		return "timeout"
+	case Cancelled:
+		return "cancelled"
+	case TooLarge:
+		return "too_large"
+	default:
+		return ""
+	}
+}
+
+// RetryAfter is how long a client should wait before it tries again; 0 when
+// trying again is not known to help.
+func (f *Failure) RetryAfter() time.Duration {
+	switch f.Kind {
+	case Overloaded:
+		return time.Second
+	case Unavailable:
+		return 2 * time.Second
+	default:
+		return 0
+	}
+}
+
+// Text is the message for the client: what happened and, where something can
+// be done about it, what.
+func (f *Failure) Text() string {
+	switch f.Kind {
+	case UnknownTool:
+		return "unknown tool " + quote(f.Subject) + ": tools/list shows those there are"
+	case InvalidArguments:
+		return "invalid arguments for tool " + quote(f.Subject) + ": " + f.Detail
+	case ResourceNotFound:
+		if f.Message != "" {
+			return f.Message
+		}
+		return "resource not found: " + f.Subject
+	case Unavailable:
+		return "no worker of the pool " + quote(f.Pool) + " is running; nothing was executed, try again shortly"
+	case Overloaded:
+		return "every worker of the pool " + quote(f.Pool) + " is busy; nothing was executed, try again shortly"
+	case WorkerLost:
+		return "the worker of the pool " + quote(f.Pool) + " that took the call is gone; the call may have been executed"
+	case Timeout:
+		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled"
+	case Cancelled:
+		return "the request was cancelled"
+	case TooLarge, Custom:
+		return f.Message
+	default:
+		return "internal error"
+	}
+}
+
+// quote shows a name from outside, cut so that an error stays readable.
+func quote(s string) string {
+	const most = 120
+	if r := []rune(s); len(r) > most {
+		s = string(r[:most]) + "…"
+	}
+	return `"` + s + `"`
+}
+
+// workerFailure translates the error outcome of a worker.
+func workerFailure(e *millracev1.Error) *Failure {
+	switch e.GetKind() {
+	case millracev1.Error_KIND_INVALID_ARGUMENTS:
+		return &Failure{Kind: InvalidArguments, Message: e.GetMessage(), Detail: e.GetDetail()}
+	case millracev1.Error_KIND_UNKNOWN_TOOL:
+		return &Failure{Kind: UnknownTool}
+	case millracev1.Error_KIND_RESOURCE_NOT_FOUND:
+		return &Failure{Kind: ResourceNotFound, Message: e.GetMessage()}
+	case millracev1.Error_KIND_CUSTOM:
+		return &Failure{Kind: Custom, Code: int(e.GetCode()), Message: e.GetMessage(), Data: e.GetData()}
+	default:
+		return &Failure{Kind: Internal}
+	}
+}

@@ -1,0 +1,212 @@
+// Package edge is the front of Millrace: it speaks MCP with clients over
+// Streamable HTTP and stdio and passes their requests on to workers over the
+// bus. It keeps nothing between requests, so any edge can serve any request.
+//
+// The path of a request: the door (http.go, stdio.go) admits it and decodes it
+// once; the first era that claims it (edge/stateless, edge/legacy) reads what
+// surrounds it; edge/methods runs its method through edge/backend, which finds
+// the pool in edge/catalog and makes the call; edge/render writes the answer.
+package edge
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/millrace/millrace/edge/backend"
+	"github.com/millrace/millrace/edge/catalog"
+	"github.com/millrace/millrace/edge/exchange"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/legacy"
+	"github.com/millrace/millrace/edge/mcp"
+	"github.com/millrace/millrace/edge/methods"
+	"github.com/millrace/millrace/edge/render"
+	"github.com/millrace/millrace/edge/seal"
+	"github.com/millrace/millrace/edge/session"
+	"github.com/millrace/millrace/edge/sse"
+	"github.com/millrace/millrace/edge/stateless"
+	"github.com/millrace/millrace/proto/bus"
+)
+
+// Config configures an edge; the zero value works.
+type Config struct {
+	// Server is what clients are told about the server; the zero value is
+	// Millrace without a version.
+	Server mcp.Implementation
+	// Hosts are the names clients may use in the Host header besides those of
+	// the loopback interface; "*" allows every name.
+	Hosts []string
+	// Origins are the web origins whose pages may call the edge besides those
+	// of the loopback interface, as "https://app.example"; "*" allows every
+	// origin.
+	Origins []string
+	// Limits bounds one message; the zero value means 16 MiB and 512 levels.
+	Limits jsonrpc.Limits
+	// CallTimeout and CallCeiling bound a call, see backend.Config.
+	CallTimeout, CallCeiling time.Duration
+	// Keepalive is the longest silence on an open stream; 0 means 15 s.
+	Keepalive time.Duration
+	// WriteTimeout is how long a client may leave bytes unread; 0 means 30 s.
+	WriteTimeout time.Duration
+	// Grace is how long running calls may go on after stdin has ended; 0 means
+	// 10 s.
+	Grace time.Duration
+	// PageSize is the most items of one list page; 0 means 1,000.
+	PageSize int
+	// ListTTL is how long clients may keep a list; 0 means 5 s.
+	ListTTL time.Duration
+	// Keys authenticate session ids and cursors; the first one makes new
+	// ones. Without any, a random key lives as long as the edge, and edges do
+	// not accept each other's sessions.
+	Keys []seal.Key
+	// SessionMaxAge is the absolute age of a session; 0 means 24 h.
+	SessionMaxAge time.Duration
+	// Logger is the edge's log; nil discards.
+	Logger *slog.Logger
+}
+
+// Edge serves clients. Run must be running while it serves.
+type Edge struct {
+	cfg     Config
+	log     *slog.Logger
+	conn    *bus.Conn
+	client  *bus.Client
+	watcher *bus.Watcher
+	catalog *catalog.Catalog
+	eras    []exchange.Era
+	guard   guard
+
+	bodies   bufferPool
+	draining atomic.Bool
+}
+
+// New returns an edge on a connection to the bus, which stays the caller's.
+func New(conn *bus.Conn, cfg Config) (*Edge, error) {
+	cfg.Server.Name = cmp.Or(cfg.Server.Name, "millrace")
+	cfg.Server.Version = cmp.Or(cfg.Server.Version, "0.0.0")
+	cfg.Limits.MaxBytes = cmp.Or(cfg.Limits.MaxBytes, 16<<20)
+	cfg.Keepalive = cmp.Or(cfg.Keepalive, 15*time.Second)
+	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 30*time.Second)
+	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
+	cfg.PageSize = cmp.Or(cfg.PageSize, 1000)
+	cfg.ListTTL = cmp.Or(cfg.ListTTL, 5*time.Second)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	server, err := json.Marshal(cfg.Server)
+	if err != nil {
+		return nil, fmt.Errorf("edge: server info: %w", err)
+	}
+	ring, err := seal.NewRing(cfg.Keys...)
+	if err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
+	guard, err := newGuard(cfg.Hosts, cfg.Origins)
+	if err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
+	e := &Edge{
+		cfg:    cfg,
+		log:    cfg.Logger,
+		conn:   conn,
+		client: bus.NewClient(conn, bus.ClientConfig{Logger: cfg.Logger}),
+		guard:  guard,
+	}
+	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
+		Logger: cfg.Logger,
+		OnLost: func(m bus.Member) { e.client.Lost(m.Instance, m.Epoch) },
+	})
+	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
+	runner := &methods.Runner{
+		Backend: backend.New(e.catalog, e.client, backend.Config{
+			CallTimeout: cfg.CallTimeout, CallCeiling: cfg.CallCeiling, Logger: cfg.Logger,
+		}),
+		Render: &render.Renderer{Server: server, PageSize: cfg.PageSize, ListTTL: cfg.ListTTL, Cursors: ring},
+		Calls:  &exchange.Calls{},
+	}
+	// The first era that claims a message serves it; legacy takes the rest.
+	e.eras = []exchange.Era{
+		&stateless.Era{Methods: runner},
+		&legacy.Era{Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge)},
+	}
+	return e, nil
+}
+
+// Run keeps the edge's side of the bus: calls, membership, catalog. It returns
+// when the context has ended and all of them have stopped, or when one fails.
+func (e *Edge) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return e.client.Run(ctx) })
+	g.Go(func() error { return e.watcher.Run(ctx) })
+	g.Go(func() error { return e.catalog.Run(ctx) })
+	return g.Wait()
+}
+
+// Catalog returns what workers announce, as this edge sees it.
+func (e *Edge) Catalog() *catalog.Catalog { return e.catalog }
+
+// Members returns the instances this edge sees, sorted by pool and instance.
+func (e *Edge) Members() []bus.Member { return e.watcher.Members() }
+
+// Drain makes the edge unready: load balancers that look at /readyz send no
+// further requests, while those that come are served.
+func (e *Edge) Drain() { e.draining.Store(true) }
+
+// Ready reports whether the edge can serve, and if not, why.
+func (e *Edge) Ready() (ok bool, reason string) {
+	if e.draining.Load() {
+		return false, "draining"
+	}
+	if !e.conn.Connected() {
+		return false, "not connected to NATS"
+	}
+	select {
+	case <-e.client.Ready():
+	default:
+		return false, "not subscribed yet"
+	}
+	select {
+	case <-e.catalog.Ready():
+	default:
+		return false, "still learning what workers there are"
+	}
+	return true, ""
+}
+
+// WaitReady returns when the edge can serve and each of the pools has an
+// instance, or with an error that says what is missing when ctx ends.
+func (e *Edge) WaitReady(ctx context.Context, pools ...string) error {
+	for _, ready := range []<-chan struct{}{e.client.Ready(), e.catalog.Ready()} {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			_, reason := e.Ready()
+			return fmt.Errorf("edge: not ready: %s: %w", reason, context.Cause(ctx))
+		}
+	}
+	return e.catalog.WaitPools(ctx, pools...)
+}
+
+// serve passes a message to its era.
+func (e *Edge) serve(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
+	for _, era := range e.eras {
+		if era.Claims(req) {
+			return era.Serve(ctx, req, out)
+		}
+	}
+	return exchange.Refused(mcp.Modern(), http.StatusBadRequest, req.Message.ID, &jsonrpc.Error{
+		Code: jsonrpc.CodeInvalidRequest, Message: "no supported protocol revision claims this message",
+	})
+}
+
+// sseConfig is how streams are written.
+func (e *Edge) sseConfig() sse.Config {
+	return sse.Config{WriteTimeout: e.cfg.WriteTimeout, Keepalive: e.cfg.Keepalive}
+}

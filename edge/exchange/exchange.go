@@ -1,0 +1,180 @@
+// Package exchange is what the transports (HTTP, stdio) and the eras of the
+// protocol agree on: one message from a client, the stream for what precedes
+// its answer, and the answer. Neither side knows the other.
+package exchange
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/mcp"
+)
+
+// Request is one message of a client: a request, a notification or a response.
+type Request struct {
+	// Message is the decoded message; its slices alias the received bytes.
+	Message jsonrpc.Message
+	// Header holds the HTTP headers; nil on stdio.
+	Header http.Header
+	// Peer is the stdio connection; nil on HTTP.
+	Peer *Peer
+	// Principal is the authenticated caller; nil when there is none.
+	Principal *Principal
+}
+
+// Principal is who calls, as the transport has verified it.
+type Principal struct {
+	Issuer, Subject string
+	Scopes          []string
+}
+
+// Answer is the last word on a message.
+type Answer struct {
+	// Status is the HTTP status; 0 means 200, or 202 without a body.
+	Status int
+	// SessionID is set as Mcp-Session-Id when not empty.
+	SessionID string
+	// RetryAfter is set as Retry-After, rounded up to seconds, when positive.
+	RetryAfter time.Duration
+	// Body is the JSON-RPC response; nil when there is none.
+	Body []byte
+	// Withheld: the client has cancelled the request and expects no answer.
+	// Body is sent only where the transport must say something.
+	Withheld bool
+}
+
+// Stream takes the notifications that precede an answer.
+type Stream interface {
+	// Send passes a message on. Where the client takes no stream the message
+	// is dropped; that is no error. An error means that the client is gone or
+	// does not read; nothing sent later will arrive.
+	Send(msg []byte) error
+	// Open reports whether Send reaches the client.
+	Open() bool
+}
+
+// Era serves one way of speaking the protocol.
+type Era interface {
+	// Claims reports whether the message is of this era. It must be cheap:
+	// the door asks for every message.
+	Claims(req *Request) bool
+	// Serve handles one message. The context ends when the client goes away;
+	// whether that ends the call is the era's decision. Messages may be
+	// served concurrently.
+	Serve(ctx context.Context, req *Request, out Stream) Answer
+}
+
+// Peer is one stdio connection. It is safe for concurrent use.
+type Peer struct {
+	// Scope names the connection; it is unique and unguessable.
+	Scope string
+
+	handshake atomic.Pointer[Handshake]
+}
+
+// Handshake is what initialize settled on a stdio connection.
+type Handshake struct {
+	Revision *mcp.Revision
+	// ClientInfo and Capabilities are JSON objects, nil when not given.
+	ClientInfo, Capabilities []byte
+}
+
+// Handshake returns what initialize settled, or nil before it.
+func (p *Peer) Handshake() *Handshake { return p.handshake.Load() }
+
+// SetHandshake records what initialize settled; a later one replaces it.
+func (p *Peer) SetHandshake(h *Handshake) { p.handshake.Store(h) }
+
+// ErrCancelled is the cause of a call that its client took back with
+// notifications/cancelled.
+var ErrCancelled = errors.New("exchange: cancelled by the client")
+
+// Calls knows the running calls of clients, so that a cancellation finds
+// them. The client's ids are only ever compared inside one scope (a session or
+// a connection), and a repeated id never displaces the earlier call. The zero
+// value is ready; it is safe for concurrent use.
+type Calls struct {
+	mu      sync.Mutex
+	running map[callKey]map[*entry]struct{}
+}
+
+type callKey struct{ scope, id string }
+
+type entry struct{ cancel context.CancelCauseFunc }
+
+// Start registers a call. The returned context is cancelled with
+// ErrCancelled when Cancel names the call; stop must be called when the call has ended. Without a
+// scope there is nobody who could name the call and it is not registered.
+func (c *Calls) Start(ctx context.Context, scope string, id []byte) (_ context.Context, stop func()) {
+	if scope == "" {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	key, e := callKey{scope, string(id)}, &entry{cancel}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running == nil {
+		c.running = map[callKey]map[*entry]struct{}{}
+	}
+	if c.running[key] == nil {
+		c.running[key] = map[*entry]struct{}{}
+	}
+	c.running[key][e] = struct{}{}
+	return ctx, func() {
+		c.mu.Lock()
+		delete(c.running[key], e)
+		if len(c.running[key]) == 0 {
+			delete(c.running, key)
+		}
+		c.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// Cancel cancels the calls of a scope that carry the id and returns how many
+// there were.
+func (c *Calls) Cancel(scope string, id []byte) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	calls := c.running[callKey{scope, string(id)}]
+	for e := range calls {
+		e.cancel(ErrCancelled)
+	}
+	return len(calls)
+}
+
+// Len returns the number of running calls that are registered.
+func (c *Calls) Len() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, calls := range c.running {
+		n += len(calls)
+	}
+	return n
+}
+
+// Succeeded is the answer with a result.
+func Succeeded(id, result []byte) Answer {
+	return Answer{Body: jsonrpc.AppendResult(nil, id, result)}
+}
+
+// Failed is the answer with an error, under HTTP status 200.
+func Failed(id []byte, err *jsonrpc.Error) Answer {
+	return Answer{Body: jsonrpc.AppendError(nil, id, err)}
+}
+
+// Refused is the answer to a message that is not served at all. Without an id
+// it says "id":null, as JSON-RPC 2.0 has it, or nothing about it, as the
+// schemas of the revisions do where the id of an error is optional.
+func Refused(rev *mcp.Revision, status int, id []byte, err *jsonrpc.Error) Answer {
+	if id == nil && !rev.NullErrorID {
+		return Answer{Status: status, Body: jsonrpc.AppendErrorWithoutID(nil, err)}
+	}
+	return Answer{Status: status, Body: jsonrpc.AppendError(nil, id, err)}
+}

@@ -1,0 +1,274 @@
+package edge
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/millrace/millrace/edge/exchange"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/mcp"
+	"github.com/millrace/millrace/edge/sse"
+)
+
+// Handler serves the MCP endpoint at /mcp and the health of the edge at
+// /healthz and /readyz. The health paths answer to any Host, since probes come
+// by address.
+func (e *Edge) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/mcp", e.serveMCP)
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "ok\n") // a probe that left needs no answer
+	})
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		text := "ok"
+		ok, reason := e.Ready()
+		if !ok {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			text = reason
+		}
+		_, _ = io.WriteString(w, text+"\n") // as above
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		e.reject(w, r, http.StatusNotFound, fmt.Sprintf("nothing is served at %s: the MCP endpoint is /mcp", r.URL.Path))
+	})
+	return mux
+}
+
+// serveMCP serves one POST: one JSON-RPC message, answered as JSON or as a
+// stream (transports, "Sending Messages to the Server").
+func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
+	if reason := e.guard.check(r); reason != "" {
+		e.reject(w, r, http.StatusForbidden, reason)
+		return
+	}
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		e.reject(w, r, http.StatusMethodNotAllowed, "method "+r.Method+" is not served here: send a JSON-RPC message by POST")
+		return
+	}
+	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+		e.reject(w, r, http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Type %q is not served here: send application/json", r.Header.Get("Content-Type")))
+		return
+	}
+	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
+		w.Header().Set("Accept-Encoding", "identity")
+		e.reject(w, r, http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Encoding %q is not served here: send the body as it is", encoding))
+		return
+	}
+	accept := parseAccept(r.Header)
+	if !accept.json && !accept.stream {
+		e.reject(w, r, http.StatusNotAcceptable, "Accept excludes both application/json and text/event-stream: the answer is one of them")
+		return
+	}
+	body, ok := e.readBody(w, r)
+	if !ok {
+		return
+	}
+	defer e.bodies.put(body)
+	req := &exchange.Request{Header: r.Header}
+	var decodeErr *jsonrpc.Error
+	if req.Message, decodeErr = jsonrpc.Decode(body.Bytes(), e.cfg.Limits); decodeErr != nil {
+		if decodeErr.ID == nil && req.Message.Kind() == jsonrpc.Notification && req.Message.Method != "" {
+			// A notification is never answered, not even a bad one.
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		e.rejectMessage(w, r, decodeErr)
+		return
+	}
+	out := newHTTPStream(e, w, accept, &req.Message)
+	answer := e.serve(r.Context(), req, out)
+	out.finish(answer)
+}
+
+// readBody reads the body within the limit, or answers and reports false.
+func (e *Edge) readBody(w http.ResponseWriter, r *http.Request) (*bytes.Buffer, bool) {
+	limit := int64(e.cfg.Limits.MaxBytes)
+	tooLarge := func() (*bytes.Buffer, bool) {
+		// The rest of the body is not waited for.
+		w.Header().Set("Connection", "close")
+		e.reject(w, r, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than the limit of %d bytes for one message", limit))
+		return nil, false
+	}
+	if r.ContentLength > limit {
+		return tooLarge()
+	}
+	control := http.NewResponseController(w)
+	// Servers without deadlines (tests over recorders) are not an error here:
+	// the deadline only protects against clients that stop sending.
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+	body := e.bodies.get()
+	_, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
+	_ = control.SetReadDeadline(time.Time{})
+	var tooLong *http.MaxBytesError
+	switch {
+	case err == nil:
+		return body, true
+	case errors.As(err, &tooLong):
+		e.bodies.put(body)
+		return tooLarge()
+	default:
+		e.bodies.put(body)
+		e.reject(w, r, http.StatusBadRequest, "the body could not be read to its end")
+		return nil, false
+	}
+}
+
+// bodyTimeout is how long a client may take to send one body.
+const bodyTimeout = time.Minute
+
+// reject answers a request that never became a message.
+func (e *Edge) reject(w http.ResponseWriter, r *http.Request, status int, message string) {
+	e.rejectStatus(w, r, status, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message})
+}
+
+// rejectMessage answers a body that is no message.
+func (e *Edge) rejectMessage(w http.ResponseWriter, r *http.Request, err *jsonrpc.Error) {
+	e.rejectStatus(w, r, http.StatusBadRequest, err)
+}
+
+func (e *Edge) rejectStatus(w http.ResponseWriter, r *http.Request, status int, err *jsonrpc.Error) {
+	rev, known := mcp.Lookup(r.Header.Get(mcp.HeaderProtocolVersion))
+	if !known {
+		rev = mcp.Assumed()
+	}
+	writeJSON(w, status, exchange.Refused(rev, status, err.ID, err).Body)
+}
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // a client that left needs no answer
+}
+
+// httpStream answers one POST. It decides between JSON and a stream as late as
+// it can: a call that ends without notifications is answered as plain JSON.
+// Send and finish are called by the goroutine that serves the request; the
+// keepalive timer runs beside it, so the decision is under the lock.
+type httpStream struct {
+	w      http.ResponseWriter
+	cfg    sse.Config
+	accept accepted
+	open   bool
+	timer  *time.Timer
+
+	mu     sync.Mutex
+	done   bool
+	writer *sse.Writer
+}
+
+func newHTTPStream(e *Edge, w http.ResponseWriter, accept accepted, m *jsonrpc.Message) *httpStream {
+	s := &httpStream{w: w, cfg: e.sseConfig(), accept: accept, open: accept.stream}
+	if accept.named && m.Kind() == jsonrpc.Request {
+		// A proxy may take a long silence for death: begin the stream, which
+		// then keeps itself alive, when there is no answer soon.
+		s.timer = time.AfterFunc(e.cfg.Keepalive, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if !s.done && s.writer == nil {
+				s.begin()
+				_ = s.writer.Comment() // the writer keeps its error
+			}
+		})
+	}
+	return s
+}
+
+// begin starts the stream. The caller holds the lock.
+func (s *httpStream) begin() {
+	s.writer = sse.NewWriter(s.w, s.cfg)
+	_ = s.writer.Start(http.StatusOK) // the writer keeps its error
+}
+
+// Open reports whether the client takes a stream.
+func (s *httpStream) Open() bool { return s.open }
+
+// Send sends a notification as one event.
+func (s *httpStream) Send(msg []byte) error {
+	if !s.open {
+		return nil
+	}
+	return s.stream().Event(sse.Event{Data: oneLine(msg)})
+}
+
+// stream returns the writer of the stream, started.
+func (s *httpStream) stream() *sse.Writer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writer == nil {
+		s.begin()
+	}
+	return s.writer
+}
+
+// finish writes the answer, as JSON where no stream has begun and the client
+// takes it.
+func (s *httpStream) finish(a exchange.Answer) {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.mu.Lock()
+	s.done = true
+	begun := s.writer != nil
+	s.mu.Unlock()
+	if a.SessionID != "" && !begun {
+		s.w.Header().Set(mcp.HeaderSessionID, a.SessionID)
+	}
+	if a.RetryAfter > 0 && !begun {
+		s.w.Header().Set("Retry-After", strconv.Itoa(int((a.RetryAfter+time.Second-1)/time.Second)))
+	}
+	failed := a.Status >= http.StatusBadRequest
+	switch {
+	case a.Body == nil && !begun:
+		status := a.Status
+		if status == 0 {
+			status = http.StatusAccepted
+		}
+		s.w.WriteHeader(status)
+	case !begun && (failed || s.accept.json && !(a.Withheld && s.accept.named)):
+		status := a.Status
+		if status == 0 {
+			status = http.StatusOK
+		}
+		writeJSON(s.w, status, a.Body)
+	default:
+		// The client of a withheld answer sees its stream end without one.
+		w := s.stream()
+		if a.Body != nil && !a.Withheld {
+			_ = w.Event(sse.Event{Data: oneLine(a.Body)}) // the writer keeps its error
+		}
+		_ = w.Close() // as above
+	}
+}
+
+// bufferPool keeps the buffers of small e.bodies. A buffer belongs to the
+// request that got it until it is put back.
+type bufferPool struct{ pool sync.Pool }
+
+// maxPooled keeps the rare huge body from being held for ever.
+const maxPooled = 256 << 10
+
+func (p *bufferPool) get() *bytes.Buffer {
+	if b, ok := p.pool.Get().(*bytes.Buffer); ok {
+		return b
+	}
+	return &bytes.Buffer{}
+}
+
+func (p *bufferPool) put(b *bytes.Buffer) {
+	if b.Cap() > maxPooled {
+		return
+	}
+	b.Reset()
+	p.pool.Put(b)
+}

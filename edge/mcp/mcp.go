@@ -1,0 +1,68 @@
+// Package mcp holds the vocabulary of the Model Context Protocol: method names,
+// error codes, header and _meta names, and the table of revisions.
+//
+// It knows neither HTTP nor protobuf; the two eras (edge/legacy and
+// edge/stateless) and the door (package edge) share it.
+package mcp
+
+// Methods of the protocol, as each revision names them.
+const (
+	MethodInitialize            = "initialize"
+	MethodPing                  = "ping"
+	MethodDiscover              = "server/discover"
+	MethodToolsList             = "tools/list"
+	MethodToolsCall             = "tools/call"
+	MethodResourcesList         = "resources/list"
+	MethodResourcesRead         = "resources/read"
+	MethodResourceTemplatesList = "resources/templates/list"
+	MethodPromptsGet            = "prompts/get"
+
+	NotificationInitialized = "notifications/initialized"
+	NotificationCancelled   = "notifications/cancelled"
+	NotificationProgress    = "notifications/progress"
+	NotificationMessage     = "notifications/message"
+)
+
+// Keys of params._meta (specification 2026-07-28, basic/index, "_meta").
+const (
+	MetaProtocolVersion    = "io.modelcontextprotocol/protocolVersion"
+	MetaClientInfo         = "io.modelcontextprotocol/clientInfo"
+	MetaClientCapabilities = "io.modelcontextprotocol/clientCapabilities"
+	MetaServerInfo         = "io.modelcontextprotocol/serverInfo"
+	MetaLogLevel           = "io.modelcontextprotocol/logLevel"
+	MetaProgressToken      = "progressToken"
+	MetaTraceParent        = "traceparent"
+	MetaTraceState         = "tracestate"
+	MetaBaggage            = "baggage"
+)
+
+// Header names of Streamable HTTP, in the canonical form of net/http.
+const (
+	HeaderProtocolVersion = "Mcp-Protocol-Version"
+	HeaderSessionID       = "Mcp-Session-Id"
+	HeaderMethod          = "Mcp-Method"
+	HeaderName            = "Mcp-Name"
+)
+
+// Error codes of the protocol; JSON-RPC's own are in edge/jsonrpc. The range
+// -32020 to -32099 belongs to the specification since 2026-07-28.
+const (
+	CodeResourceNotFound   = -32002 // legacy only, see Revision.ResourceNotFound
+	CodeHeaderMismatch     = -32020
+	CodeMissingCapability  = -32021
+	CodeUnsupportedVersion = -32022
+)
+
+// Values of resultType and cacheScope (specification 2026-07-28).
+const (
+	ResultComplete = "complete"
+	CachePublic    = "public"
+	CachePrivate   = "private"
+)
+
+// Implementation names a piece of software (serverInfo, clientInfo).
+type Implementation struct {
+	Name    string `json:"name"`
+	Title   string `json:"title,omitempty"`
+	Version string `json:"version"`
+}

@@ -1,0 +1,45 @@
+package render
+
+import (
+	"github.com/millrace/millrace/edge/backend"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/mcp"
+)
+
+// Failure turns a failure into what the revision says about it: a result that
+// a model should see, or a JSON-RPC error. Exactly one of the two is set. This
+// is the only place where the backend's terms become codes.
+//
+// Faults of ours are all -32603, with data.reason for programs: the range
+// -32000 to -32099 belongs to the specification.
+func (r *Renderer) Failure(rev *mcp.Revision, f *backend.Failure) (result []byte, err *jsonrpc.Error) {
+	e := &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: f.Text()}
+	data := newObject(64 + len(f.Detail) + len(f.Subject))
+	switch f.Kind {
+	case backend.UnknownTool:
+		e.Code = jsonrpc.CodeInvalidParams
+	case backend.InvalidArguments:
+		if rev.ArgumentErrorsAreResults {
+			return r.ToolError(rev, f.Text()), nil
+		}
+		e.Code = jsonrpc.CodeInvalidParams
+		data.string("detail", f.Detail)
+	case backend.ResourceNotFound:
+		e.Code = rev.ResourceNotFound
+		data.string("uri", f.Subject)
+	case backend.Custom:
+		e.Code, e.Data = f.Code, f.Data
+		return nil, e
+	default:
+		if reason := f.Reason(); reason != "" {
+			data.string("reason", reason)
+		}
+		if after := f.RetryAfter(); after > 0 {
+			data.int("retryAfterMs", after.Milliseconds())
+		}
+	}
+	if data.begun {
+		e.Data = data.end()
+	}
+	return nil, e
+}

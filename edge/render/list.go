@@ -1,0 +1,161 @@
+package render
+
+import (
+	"bytes"
+	"sort"
+
+	"github.com/millrace/millrace/edge/catalog"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/mcp"
+)
+
+// List is a list of the catalog that clients can page through.
+type List int
+
+// The lists.
+const (
+	Tools List = iota
+	Resources
+	ResourceTemplates
+)
+
+// member is the name of the list in its result.
+func (l List) member() string {
+	switch l {
+	case Tools:
+		return "tools"
+	case Resources:
+		return "resources"
+	default:
+		return "resourceTemplates"
+	}
+}
+
+// item is one entry of a list: its sort key and its JSON under a revision.
+type item struct {
+	key  string
+	json []byte
+}
+
+// itemsKey and pageKey name what is derived once from a snapshot.
+type (
+	itemsKey struct {
+		list List
+		rev  byte
+	}
+	pageKey itemsKey
+)
+
+// items returns the entries of a list as the revision shows them.
+func (l List) items(rev *mcp.Revision, s *catalog.Snapshot) []item {
+	v := s.Memo(itemsKey{l, rev.Number}, func() any {
+		var items []item
+		switch l {
+		case Tools:
+			for i := range s.Tools {
+				items = append(items, item{s.Tools[i].Name, fit(rev, s.Tools[i].Definition)})
+			}
+		case Resources:
+			for i := range s.Resources {
+				items = append(items, item{s.Resources[i].URI, fit(rev, s.Resources[i].Definition)})
+			}
+		case ResourceTemplates:
+			for i := range s.Templates {
+				items = append(items, item{s.Templates[i].URITemplate, fit(rev, s.Templates[i].Definition)})
+			}
+		}
+		return items
+	})
+	items, _ := v.([]item)
+	return items
+}
+
+// fit leaves out the members of a definition that the revision does not know,
+// and line breaks between tokens, which stdio and SSE could not carry.
+func fit(rev *mcp.Revision, definition []byte) []byte {
+	var drop []string
+	for _, m := range []struct {
+		key  string
+		have bool
+	}{
+		{"title", rev.Titles},
+		{"annotations", rev.Annotations},
+		{"icons", rev.Icons},
+		{"_meta", rev.ItemMeta},
+		{"outputSchema", rev.StructuredValues || rev.StructuredObjects && objectSchema(definition)},
+	} {
+		if !m.have {
+			drop = append(drop, m.key)
+		}
+	}
+	out := definition
+	if len(drop) > 0 {
+		if rest, err := jsonrpc.Without(definition, drop...); err == nil {
+			out = rest
+		}
+	}
+	return jsonrpc.AppendOneLine(nil, out)
+}
+
+// objectSchema reports whether the outputSchema of a tool describes an object,
+// the only kind the legacy revisions know.
+func objectSchema(definition []byte) bool {
+	tool, err := jsonrpc.ParseObject(definition)
+	if err != nil {
+		return false
+	}
+	schema, err := jsonrpc.ParseObject(tool.Get("outputSchema"))
+	return err == nil && bytes.Equal(schema.Get("type"), []byte(`"object"`))
+}
+
+// cursorPurpose separates the cursors of the lists from each other and from
+// other tokens.
+func (l List) cursorPurpose() string { return "cursor/1/" + l.member() }
+
+// ListPage writes one page of a list. The cursor is the raw JSON of
+// params.cursor, empty for the first page; a cursor names the last item the
+// client has seen, so that it stays good when the list changes, and on every
+// edge. A cursor that no edge of this deployment made is -32602 (pagination,
+// "Error Handling").
+func (r *Renderer) ListPage(rev *mcp.Revision, l List, s *catalog.Snapshot, cursor []byte) ([]byte, *jsonrpc.Error) {
+	if len(cursor) == 0 {
+		page, _ := s.Memo(pageKey{l, rev.Number}, func() any { return r.page(rev, l, s, 0) }).([]byte)
+		return page, nil
+	}
+	invalid := &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "params.cursor is not a cursor of this list: start again without one"}
+	token, ok := jsonrpc.String(cursor)
+	if !ok {
+		return nil, invalid
+	}
+	last, err := r.Cursors.Open(l.cursorPurpose(), token)
+	if err != nil {
+		return nil, invalid
+	}
+	items := l.items(rev, s)
+	from := sort.Search(len(items), func(i int) bool { return items[i].key > string(last) })
+	return r.page(rev, l, s, from), nil
+}
+
+func (r *Renderer) page(rev *mcp.Revision, l List, s *catalog.Snapshot, from int) []byte {
+	items := l.items(rev, s)
+	to := min(from+r.PageSize, len(items))
+	size := 0
+	for _, it := range items[from:to] {
+		size += len(it.json) + 1
+	}
+	o := r.begin(rev, nil, size+256)
+	o.key(l.member())
+	o.buf = append(o.buf, '[')
+	for i, it := range items[from:to] {
+		if i > 0 {
+			o.buf = append(o.buf, ',')
+		}
+		o.buf = append(o.buf, it.json...)
+	}
+	o.buf = append(o.buf, ']')
+	if to < len(items) {
+		o.string("nextCursor", r.Cursors.Seal(l.cursorPurpose(), []byte(items[to-1].key)))
+	}
+	o.cache(rev, r.ListTTL, mcp.CachePublic)
+	return o.end()
+}

@@ -1,0 +1,227 @@
+// Package render writes what the catalog and the workers have as the JSON of a
+// revision. JSON that workers sent is spliced, never decoded and encoded again:
+// numbers, unknown members and their order stay as the author wrote them.
+package render
+
+import (
+	"bytes"
+	"strconv"
+	"time"
+
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/mcp"
+	"github.com/millrace/millrace/edge/seal"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// Renderer writes results. It is immutable and safe for concurrent use.
+type Renderer struct {
+	// Server is serverInfo, a JSON object.
+	Server []byte
+	// PageSize is the most items of one list page.
+	PageSize int
+	// ListTTL is how long a client may keep a list or a discovery.
+	ListTTL time.Duration
+	// Cursors authenticates list cursors.
+	Cursors *seal.Ring
+}
+
+// object builds a JSON object member by member.
+type object struct {
+	buf   []byte
+	begun bool
+}
+
+func newObject(size int) *object { return &object{buf: append(make([]byte, 0, size), '{')} }
+
+// raw adds a member with a JSON value; an empty value is left out.
+func (o *object) raw(key string, value []byte) {
+	if len(value) == 0 {
+		return
+	}
+	o.key(key)
+	o.buf = append(o.buf, value...)
+}
+
+func (o *object) string(key, value string) {
+	o.key(key)
+	o.buf = jsonrpc.AppendString(o.buf, value)
+}
+
+func (o *object) int(key string, value int64) {
+	o.key(key)
+	o.buf = strconv.AppendInt(o.buf, value, 10)
+}
+
+// members adds the members of an object, except the named ones.
+func (o *object) members(raw []byte, except ...string) {
+	if len(raw) == 0 {
+		return
+	}
+	rest, err := jsonrpc.Without(raw, except...)
+	if err != nil {
+		return
+	}
+	rest = bytes.TrimSpace(rest)
+	rest = bytes.TrimSpace(rest[1 : len(rest)-1])
+	if len(rest) == 0 {
+		return
+	}
+	o.comma()
+	o.buf = append(o.buf, rest...)
+}
+
+func (o *object) comma() {
+	if o.begun {
+		o.buf = append(o.buf, ',')
+	}
+	o.begun = true
+}
+
+// key opens a member; keys are ours and need no escape.
+func (o *object) key(key string) {
+	o.comma()
+	o.buf = append(o.buf, '"')
+	o.buf = append(o.buf, key...)
+	o.buf = append(o.buf, '"', ':')
+}
+
+func (o *object) end() []byte { return append(o.buf, '}') }
+
+// begin opens a result with what the revision wants in every result.
+func (r *Renderer) begin(rev *mcp.Revision, meta []byte, size int) *object {
+	o := newObject(size + len(meta) + len(r.Server) + 128)
+	if !rev.ResultType {
+		o.raw("_meta", meta)
+		return o
+	}
+	o.string("resultType", mcp.ResultComplete)
+	m := newObject(len(meta) + len(r.Server) + 64)
+	m.raw(mcp.MetaServerInfo, r.Server)
+	m.members(meta, mcp.MetaServerInfo)
+	o.raw("_meta", m.end())
+	return o
+}
+
+// cache adds the caching hints where the revision has them (specification
+// 2026-07-28, server/utilities/caching).
+func (o *object) cache(rev *mcp.Revision, ttl time.Duration, scope string) {
+	if rev.CacheHints {
+		o.int("ttlMs", ttl.Milliseconds())
+		o.string("cacheScope", scope)
+	}
+}
+
+// Empty is the result that says nothing more than that it is one.
+func (r *Renderer) Empty(rev *mcp.Revision) []byte { return r.begin(rev, nil, 0).end() }
+
+// ToolResult writes the result of a tool call (tools, "Tool Result").
+func (r *Renderer) ToolResult(rev *mcp.Revision, res *millracev1.ToolResult) []byte {
+	size := len(res.GetContent()) + len(res.GetStructuredContent()) + len(res.GetExtra())
+	o := r.begin(rev, res.GetMeta(), size)
+	content := res.GetContent()
+	if len(content) == 0 {
+		content = []byte("[]")
+	}
+	o.raw("content", content)
+	if structuredFits(rev, res.GetStructuredContent()) {
+		o.raw("structuredContent", res.GetStructuredContent())
+	}
+	if res.GetIsError() {
+		o.raw("isError", []byte("true"))
+	}
+	o.members(res.GetExtra(), "content", "structuredContent", "isError", "_meta", "resultType")
+	return o.end()
+}
+
+// structuredFits reports whether the revision can carry the value.
+func structuredFits(rev *mcp.Revision, value []byte) bool {
+	return rev.StructuredValues || rev.StructuredObjects && isObject(value)
+}
+
+func isObject(raw []byte) bool {
+	raw = bytes.TrimLeft(raw, " \t\r\n")
+	return len(raw) > 0 && raw[0] == '{'
+}
+
+// ToolError writes a tool result that shows a model what it did wrong.
+func (r *Renderer) ToolError(rev *mcp.Revision, text string) []byte {
+	content := append([]byte(`[{"type":"text","text":`), jsonrpc.AppendString(nil, text)...)
+	content = append(content, `}]`...)
+	return r.ToolResult(rev, &millracev1.ToolResult{Content: content, IsError: true})
+}
+
+// ResourceResult writes what resources/read found.
+func (r *Renderer) ResourceResult(rev *mcp.Revision, res *millracev1.ResourceResult) []byte {
+	o := r.begin(rev, res.GetMeta(), len(res.GetContents()))
+	o.raw("contents", res.GetContents())
+	scope := mcp.CachePublic
+	if res.GetPrivate() {
+		scope = mcp.CachePrivate
+	}
+	o.cache(rev, time.Duration(res.GetTtlMs())*time.Millisecond, scope)
+	return o.end()
+}
+
+// Progress writes a progress notification for the token of a request.
+func Progress(rev *mcp.Revision, token []byte, p *millracev1.Progress) []byte {
+	o := newObject(128 + len(p.GetMessage()))
+	o.raw("progressToken", token)
+	o.raw("progress", p.GetProgress())
+	o.raw("total", p.GetTotal())
+	if rev.ProgressMessage && p.GetMessage() != "" {
+		o.string("message", p.GetMessage())
+	}
+	return jsonrpc.AppendNotification(nil, mcp.NotificationProgress, o.end())
+}
+
+// Discovery writes the result of server/discover.
+func (r *Renderer) Discovery(rev *mcp.Revision, capabilities []byte, instructions string) []byte {
+	o := r.begin(rev, nil, 256+len(instructions))
+	o.key("supportedVersions")
+	o.buf = append(o.buf, SupportedVersions()...)
+	o.raw("capabilities", capabilities)
+	if instructions != "" {
+		o.string("instructions", instructions)
+	}
+	o.cache(rev, r.ListTTL, mcp.CachePublic)
+	return o.end()
+}
+
+// Initialization writes the result of initialize.
+func (r *Renderer) Initialization(rev *mcp.Revision, capabilities []byte, instructions string) []byte {
+	o := newObject(256 + len(instructions))
+	o.string("protocolVersion", rev.Date)
+	o.raw("capabilities", capabilities)
+	o.raw("serverInfo", r.Server)
+	if instructions != "" {
+		o.string("instructions", instructions)
+	}
+	return o.end()
+}
+
+// SupportedVersions writes the revisions there are, newest first, as a JSON
+// array.
+func SupportedVersions() []byte {
+	b := []byte{'['}
+	for i, date := range mcp.Supported() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = jsonrpc.AppendString(b, date)
+	}
+	return append(b, ']')
+}
+
+// UnsupportedVersion is the error for a revision that no row of the table has
+// (specification 2026-07-28, basic/versioning).
+func UnsupportedVersion(requested string) *jsonrpc.Error {
+	o := newObject(128)
+	o.raw("supported", SupportedVersions())
+	o.string("requested", requested)
+	return &jsonrpc.Error{
+		Code:    mcp.CodeUnsupportedVersion,
+		Message: "unsupported protocol version: use one of data.supported",
+		Data:    o.end(),
+	}
+}

@@ -1,0 +1,101 @@
+// Package seal authenticates the small pieces of state that Millrace hands to
+// clients and takes back: session ids and list cursors. Whatever edge gets one
+// back can tell, without asking anybody, that an edge of this deployment made
+// it and that nobody changed it.
+package seal
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+)
+
+// Size of the authentication code in bytes: HMAC-SHA256 cut to 128 bits.
+const macSize = 16
+
+// ErrInvalid is returned for a token that this ring did not make. It never
+// says why, so that it is no oracle.
+var ErrInvalid = errors.New("seal: token is not valid")
+
+// Key is one secret of a ring.
+type Key struct {
+	// ID travels in the open and tells which key made a token.
+	ID byte
+	// Secret should be 32 random bytes; shorter than 16 is refused.
+	Secret []byte
+}
+
+// Ring makes tokens with its first key and accepts those of all its keys, so
+// that a key can be replaced while tokens made with it are still in use. It is
+// immutable and safe for concurrent use.
+type Ring struct {
+	keys []Key
+}
+
+// NewRing builds a ring. Without a key it makes a random one, which lives as
+// long as the process.
+func NewRing(keys ...Key) (*Ring, error) {
+	if len(keys) == 0 {
+		secret := make([]byte, 32)
+		if _, err := rand.Read(secret); err != nil {
+			return nil, fmt.Errorf("seal: no random key: %w", err)
+		}
+		keys = []Key{{ID: 0, Secret: secret}}
+	}
+	seen := map[byte]bool{}
+	for _, k := range keys {
+		if len(k.Secret) < 16 {
+			return nil, fmt.Errorf("seal: key %d has %d bytes, at least 16 are needed", k.ID, len(k.Secret))
+		}
+		if seen[k.ID] {
+			return nil, fmt.Errorf("seal: two keys have the id %d", k.ID)
+		}
+		seen[k.ID] = true
+	}
+	return &Ring{keys: keys}, nil
+}
+
+// Seal returns payload as a token of visible ASCII. The purpose (and whatever
+// the caller adds to it, such as a principal) is authenticated but not part of
+// the token: a token opens only under the purpose it was sealed for.
+func (r *Ring) Seal(purpose string, payload []byte) string {
+	k := r.keys[0]
+	raw := make([]byte, 0, 1+len(payload)+macSize)
+	raw = append(raw, k.ID)
+	raw = append(raw, payload...)
+	raw = k.mac(raw, purpose, raw)
+	return base64.RawURLEncoding.EncodeToString(raw)
+}
+
+// Open returns the payload of a token, or ErrInvalid.
+func (r *Ring) Open(purpose, token string) ([]byte, error) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	if err != nil || len(raw) < 1+macSize {
+		return nil, ErrInvalid
+	}
+	body, mac := raw[:len(raw)-macSize], raw[len(raw)-macSize:]
+	for _, k := range r.keys {
+		if k.ID != body[0] {
+			continue
+		}
+		if !hmac.Equal(mac, k.mac(nil, purpose, body)) {
+			return nil, ErrInvalid
+		}
+		return body[1:], nil
+	}
+	return nil, ErrInvalid
+}
+
+// mac appends the code of a purpose and a body to dst. The length of the
+// purpose is authenticated too, so that no two pairs run together.
+func (k Key) mac(dst []byte, purpose string, body []byte) []byte {
+	h := hmac.New(sha256.New, k.Secret)
+	n := len(purpose)
+	h.Write([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+	h.Write([]byte(purpose))
+	h.Write(body)
+	return h.Sum(dst)[:len(dst)+macSize]
+}
