@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/millrace/millrace/edge"
+	"github.com/millrace/millrace/edge/mcp"
+	"github.com/millrace/millrace/edge/seal"
+	"github.com/millrace/millrace/proto/bus"
+	"github.com/millrace/millrace/proto/localnats"
+	"github.com/millrace/millrace/services/glossary"
+)
+
+// readyTimeout is how long a process waits for what it needs before it gives
+// up.
+const readyTimeout = 10 * time.Second
+
+// roles builds the actors of a process. Each command names the roles it wants;
+// all commands use the same constructors. What a constructor returns is bound
+// and connected already; the actor only has to run.
+type roles struct {
+	app *app
+	// conn is how the roles of this process reach NATS; its Name is set for
+	// each role.
+	conn bus.ConnConfig
+}
+
+// connect opens a role's own connection to NATS.
+func (r *roles) connect(ctx context.Context, name string) (*bus.Conn, error) {
+	cfg := r.conn
+	cfg.Name, cfg.Logger = name, r.app.log
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	return bus.Connect(ctx, cfg)
+}
+
+// natsFlags say which NATS a role uses.
+type natsFlags struct {
+	NATS string `required:"" name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS server, several separated by commas."`
+}
+
+func (f *natsFlags) conn() bus.ConnConfig { return bus.ConnConfig{URL: f.NATS} }
+
+// nats starts a NATS server inside this process, for the roles that are built
+// after it. Its actor is to be added last.
+func (r *roles) nats(listen string) (actor, error) {
+	server, err := localnats.Start(localnats.Config{Listen: listen, Logger: r.app.log})
+	if err != nil {
+		return actor{}, fmt.Errorf("embedded NATS: %w", err)
+	}
+	if url := server.ClientURL(); url != "" {
+		r.app.log.Info("NATS takes workers and edges of other processes", "url", url)
+	}
+	r.conn = bus.ConnConfig{InProcess: server}
+	return actor{"nats", server.Run}, nil
+}
+
+// edgeFlags configure an edge.
+type edgeFlags struct {
+	Listen         string        `default:"127.0.0.1:8080" env:"MILLRACE_LISTEN" help:"Address of the MCP endpoint."`
+	AllowedHosts   []string      `env:"MILLRACE_ALLOWED_HOSTS" placeholder:"NAME" help:"Names clients may use besides localhost; * allows all."`
+	AllowedOrigins []string      `env:"MILLRACE_ALLOWED_ORIGINS" placeholder:"ORIGIN" help:"Web origins that may call besides those on localhost; * allows all."`
+	MaxBody        int           `default:"16777216" env:"MILLRACE_MAX_BODY" help:"Largest message in bytes."`
+	CallTimeout    time.Duration `default:"60s" env:"MILLRACE_CALL_TIMEOUT" help:"How long a call may go without a result or progress."`
+	SessionKeyFile string        `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with the key that all edges sign sessions with, at least 16 bytes. Without it each edge makes its own."`
+}
+
+func (f *edgeFlags) config(a *app) (edge.Config, error) {
+	cfg := edge.Config{
+		Server:      mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
+		Hosts:       f.AllowedHosts,
+		Origins:     f.AllowedOrigins,
+		CallTimeout: f.CallTimeout,
+		Logger:      a.log,
+	}
+	cfg.Limits.MaxBytes = f.MaxBody
+	if f.SessionKeyFile != "" {
+		secret, err := os.ReadFile(f.SessionKeyFile)
+		if err != nil {
+			return cfg, fmt.Errorf("session key: %w", err)
+		}
+		cfg.Keys = []seal.Key{{ID: 1, Secret: secret}}
+	}
+	return cfg, nil
+}
+
+// edge builds an edge without a listener.
+func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, error) {
+	conn, err := r.connect(ctx, "millrace-edge")
+	if err != nil {
+		return nil, actor{}, fmt.Errorf("edge: %w", err)
+	}
+	e, err := edge.New(conn, cfg)
+	if err != nil {
+		conn.Close()
+		return nil, actor{}, err
+	}
+	return e, actor{"edge", func(ctx context.Context) error {
+		defer conn.Close()
+		return e.Run(ctx)
+	}}, nil
+}
+
+// http serves an edge on a listener, and says so once the edge is ready and
+// has the pools. Its actor is to be added before the edge's, so that it drains
+// first.
+func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
+	server := &http.Server{
+		Handler:           e.Handler(),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		// No write timeout: streams live as long as their calls, and each
+		// write has a deadline of its own.
+	}
+	return actor{"http", func(ctx context.Context) error {
+		failed := make(chan error, 1) // one result, never blocks
+		go func() { failed <- server.Serve(ln) }()
+		wait, cancel := context.WithTimeout(ctx, readyTimeout)
+		defer cancel()
+		if err := e.WaitReady(wait, pools...); err != nil && ctx.Err() == nil {
+			return errors.Join(err, server.Close(), <-failed)
+		}
+		if ctx.Err() == nil {
+			r.app.log.Info("serving MCP", "url", "http://"+ln.Addr().String()+"/mcp")
+		}
+		select {
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+		}
+		e.Drain()
+		drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainGrace-time.Second)
+		defer stop()
+		err := server.Shutdown(drain)
+		if err != nil {
+			r.app.log.Warn("calls cut off: they did not end within the grace period")
+			err = server.Close()
+		}
+		<-failed
+		return err
+	}}
+}
+
+// workerFlags configure the workers of a process.
+type workerFlags struct {
+	Dir string `type:"existingdir" env:"MILLRACE_GLOSSARY_DIR" help:"Folder of the glossary's Markdown files; without it the built-in terms are served."`
+}
+
+// workers are the workers this binary has, by the name of their pool.
+//
+//nolint:gochecknoglobals // a table
+var workers = map[string]func(*app, *workerFlags) (workerRole, error){
+	"glossary": func(a *app, f *workerFlags) (workerRole, error) {
+		return glossary.New(glossary.Config{Dir: f.Dir, Version: version(), Logger: a.log})
+	},
+}
+
+// workerRole is a worker as the binary runs it.
+type workerRole interface {
+	Run(ctx context.Context, conn *bus.Conn) error
+}
+
+// worker builds a worker by the name of its pool.
+func (r *roles) worker(ctx context.Context, name string, flags *workerFlags) (actor, error) {
+	build, ok := workers[name]
+	if !ok {
+		return actor{}, &exitError{exitUsage, fmt.Errorf("there is no worker %q: this binary has %s", name, strings.Join(workerNames(), ", "))}
+	}
+	w, err := build(r.app, flags)
+	if err != nil {
+		return actor{}, fmt.Errorf("%s: %w", name, err)
+	}
+	conn, err := r.connect(ctx, "millrace-worker-"+name)
+	if err != nil {
+		return actor{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return actor{name, func(ctx context.Context) error {
+		defer conn.Close()
+		return w.Run(ctx, conn)
+	}}, nil
+}
+
+// embedded builds the roles of a whole server in one process: NATS, an edge
+// and workers. The actors are in drain order and start with the edge's.
+func (r *roles) embedded(ctx context.Context, natsListen string, cfg edge.Config, names []string, flags *workerFlags) (*edge.Edge, []actor, error) {
+	nats, err := r.nats(natsListen)
+	if err != nil {
+		return nil, nil, err
+	}
+	e, edgeActor, err := r.edge(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	actors := []actor{edgeActor}
+	for _, name := range names {
+		w, err := r.worker(ctx, name, flags)
+		if err != nil {
+			return nil, nil, err
+		}
+		actors = append(actors, w)
+	}
+	return e, append(actors, nats), nil
+}
+
+func workerNames() []string {
+	names := make([]string, 0, len(workers))
+	for name := range workers {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// version is what the module proxy or the build says this binary is.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
+		return "0.1.0-dev"
+	}
+	return strings.TrimPrefix(info.Main.Version, "v")
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/millrace/millrace/edge"
+	"github.com/millrace/millrace/edge/mcp"
+	"github.com/millrace/millrace/proto/bus"
+)
+
+// stdioCmd serves one client, as desktop applications start servers.
+type stdioCmd struct {
+	workerFlags
+	NATS   string        `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to serve; without it the workers run in this process."`
+	Worker []string      `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run when there is no --nats; repeat for several."`
+	Grace  time.Duration `default:"10s" help:"How long running calls may go on when the client has closed its end."`
+}
+
+// Run serves until the client closes its end or a signal comes.
+func (c *stdioCmd) Run(ctx context.Context, a *app) error {
+	cfg := edge.Config{
+		Server: mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
+		Grace:  c.Grace,
+		Logger: a.log,
+	}
+	r := &roles{app: a}
+	var (
+		e      *edge.Edge
+		actors []actor
+		pools  []string
+		err    error
+	)
+	if c.NATS == "" {
+		pools = c.Worker
+		e, actors, err = r.embedded(ctx, "", cfg, c.Worker, &c.workerFlags)
+	} else {
+		r.conn = bus.ConnConfig{URL: c.NATS}
+		actors = make([]actor, 1)
+		e, actors[0], err = r.edge(ctx, cfg)
+	}
+	if err != nil {
+		return err
+	}
+	p := newProcess(ctx, a.log)
+	p.add(actor{"stdio", func(ctx context.Context) error {
+		// A client may write before the workers have said hello.
+		wait, cancel := context.WithTimeout(ctx, readyTimeout)
+		defer cancel()
+		if err := e.WaitReady(wait, pools...); err != nil {
+			return err
+		}
+		return e.ServeStdio(ctx, a.stdin, a.stdout)
+	}})
+	p.add(actors...)
+	return p.run()
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+)
+
+// upCmd runs everything in one process.
+type upCmd struct {
+	edgeFlags
+	workerFlags
+	Worker     []string `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run; repeat for several."`
+	NATSListen string   `name:"nats-listen" env:"MILLRACE_NATS_LISTEN" placeholder:"ADDR" help:"Address on which workers and edges of other processes can join; without it NATS has no port."`
+}
+
+// Run runs the roles until one ends or a signal comes.
+func (c *upCmd) Run(ctx context.Context, a *app) error {
+	cfg, err := c.config(a)
+	if err != nil {
+		return err
+	}
+	ln, err := listen(c.Listen)
+	if err != nil {
+		return err
+	}
+	defer ln.Close() //nolint:errcheck // the server has closed it already
+	r := &roles{app: a}
+	e, actors, err := r.embedded(ctx, c.NATSListen, cfg, c.Worker, &c.workerFlags)
+	if err != nil {
+		return err
+	}
+	p := newProcess(ctx, a.log)
+	p.add(r.http(ln, e, c.Worker))
+	p.add(actors...)
+	return p.run()
+}
+
+// listen binds an address. It is called before anything starts, so that a
+// taken port is an error at once.
+func listen(addr string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", addr, err)
+	}
+	return ln, nil
+}
+
+// edgeCmd runs one edge of a cluster.
+type edgeCmd struct {
+	natsFlags
+	edgeFlags
+}
+
+// Run runs the edge until a signal comes.
+func (c *edgeCmd) Run(ctx context.Context, a *app) error {
+	cfg, err := c.config(a)
+	if err != nil {
+		return err
+	}
+	ln, err := listen(c.Listen)
+	if err != nil {
+		return err
+	}
+	defer ln.Close() //nolint:errcheck // the server has closed it already
+	r := &roles{app: a, conn: c.conn()}
+	e, edgeActor, err := r.edge(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	p := newProcess(ctx, a.log)
+	p.add(r.http(ln, e, nil), edgeActor)
+	return p.run()
+}
+
+// glossaryCmd runs one worker of the glossary pool.
+type glossaryCmd struct {
+	natsFlags
+	workerFlags
+}
+
+// Run runs the worker until a signal comes.
+func (c *glossaryCmd) Run(ctx context.Context, a *app) error {
+	r := &roles{app: a, conn: c.conn()}
+	w, err := r.worker(ctx, "glossary", &c.workerFlags)
+	if err != nil {
+		return err
+	}
+	p := newProcess(ctx, a.log)
+	p.add(w)
+	return p.run()
+}
+
+// versionCmd prints the version.
+type versionCmd struct{}
+
+// Run prints it.
+func (c *versionCmd) Run(a *app) error {
+	_, err := fmt.Fprintln(a.stdout, "millrace", version())
+	return err
+}
