@@ -87,7 +87,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (60s)
 	@grep -rEo '^func Fuzz[A-Z][A-Za-z0-9_]*' --include='*_test.go' --exclude-dir=node_modules . | sort | \
 	while IFS=: read -r file name; do \
 		name=$${name#func }; echo "== $$name in $$(dirname "$$file")"; \
-		(cd "$$(dirname "$$file")" && go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) . </dev/null); \
+		(cd "$$(dirname "$$file")" && go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) -fuzzminimizetime=1x . </dev/null); \
 	done
 
 .PHONY: bench

@@ -109,7 +109,7 @@ func stdioDoor(t *testing.T, s *system) func(string) (int, string) {
 		}
 	}()
 	t.Cleanup(func() {
-		inW.Close() //nolint:errcheck // the end of the input
+		inW.Close()
 		<-done
 	})
 	out := newLineReader(outR)
@@ -427,7 +427,7 @@ func TestDisconnect(t *testing.T) {
 					key, value, _ := strings.Cut(h, ": ")
 					req.Header.Set(key, value)
 				}
-				if _, err := s.client.Do(req); err == nil { //nolint:bodyclose // there is none
+				if _, err := s.client.Do(req); err == nil {
 					t.Fatal("the client did not give up")
 				}
 				time.Sleep(time.Second)

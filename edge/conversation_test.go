@@ -158,7 +158,7 @@ func (c *conversation) stdin(text string) string {
 			}
 		}()
 		c.t.Cleanup(func() {
-			w.Close() //nolint:errcheck // the end of the input
+			w.Close()
 			<-done
 		})
 	}

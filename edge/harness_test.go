@@ -32,6 +32,9 @@ type system struct {
 	conn   func(name string) *bus.Conn
 	// ran counts the executions of the tool "danger".
 	ran *counter
+	// workerConn is the fixture worker's connection; closing it is how a
+	// killed process looks from outside.
+	workerConn *bus.Conn
 	// stopWorker stops the fixture worker and waits for it.
 	stopWorker func()
 }
@@ -73,7 +76,13 @@ func start(t *testing.T, cfg Config) *system {
 		return conn
 	}
 	s.worker = fixture(s)
-	s.stopWorker = run(t, "worker", func(ctx context.Context) error { return s.worker.Run(ctx, s.conn("worker")) })
+	s.workerConn = s.conn("worker")
+	s.stopWorker = run(t, "worker", func(ctx context.Context) error {
+		if err := s.worker.Run(ctx, s.workerConn); err != nil && s.workerConn.Connected() {
+			return err
+		}
+		return nil
+	})
 	if s.edge, err = New(s.conn("edge"), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +125,7 @@ func (s *system) serveHTTP() {
 	s.client = &http.Client{Transport: transport}
 	s.t.Cleanup(func() {
 		transport.CloseIdleConnections()
-		server.Close() //nolint:errcheck // the test is over
+		server.Close()
 		<-done
 	})
 }
@@ -178,7 +187,7 @@ func (s *system) post(ctx context.Context, body string, headers ...string) *http
 // body reads a response to its end.
 func body(t *testing.T, resp *http.Response) string {
 	t.Helper()
-	defer resp.Body.Close() //nolint:errcheck // read to the end
+	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)

@@ -85,8 +85,8 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out := newHTTPStream(e, w, accept, &req.Message)
-	answer := e.serve(r.Context(), req, out)
-	out.finish(answer)
+	defer out.close()
+	out.finish(e.serve(r.Context(), req, out))
 }
 
 // readBody reads the body within the limit, or answers and reports false.
@@ -214,9 +214,6 @@ func (s *httpStream) stream() *sse.Writer {
 // finish writes the answer, as JSON where no stream has begun and the client
 // takes it.
 func (s *httpStream) finish(a exchange.Answer) {
-	if s.timer != nil {
-		s.timer.Stop()
-	}
 	s.mu.Lock()
 	s.done = true
 	begun := s.writer != nil
@@ -245,9 +242,22 @@ func (s *httpStream) finish(a exchange.Answer) {
 		// The client of a withheld answer sees its stream end without one.
 		w := s.stream()
 		if a.Body != nil && !a.Withheld {
-			_ = w.Event(sse.Event{Data: oneLine(a.Body)}) // the writer keeps its error
+			_ = w.Event(sse.Event{Data: oneLine(a.Body)}) // a client that left needs no answer
 		}
-		_ = w.Close() // as above
+	}
+}
+
+// close ends what runs beside the request. The response must not be touched
+// after the handler has returned, whatever ended it.
+func (s *httpStream) close() {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done = true
+	if s.writer != nil {
+		_ = s.writer.Close() // as above
 	}
 }
 

@@ -79,21 +79,26 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 		if h := s.peer.Handshake(); h != nil {
 			rev = h.Revision
 		}
-		s.write(exchange.Refused(rev, 0, err.ID, err).Body)
+		s.answer(exchange.Refused(rev, 0, err.ID, err))
 		return
 	}
 	req := &exchange.Request{Message: msg, Peer: s.peer}
 	serve := func() {
-		answer := s.edge.serve(ctx, req, s)
-		if answer.Body != nil && !answer.Withheld {
-			s.write(answer.Body)
-		}
+		s.answer(s.edge.serve(ctx, req, s))
 	}
 	if msg.Kind() != jsonrpc.Request || msg.Method == mcp.MethodInitialize {
 		serve()
 		return
 	}
 	running.Go(serve)
+}
+
+// answer writes an answer, if there is one. A failed write has ended the
+// connection, which is all that can be done about it here.
+func (s *stdio) answer(a exchange.Answer) {
+	if a.Body != nil && !a.Withheld {
+		_ = s.write(a.Body)
+	}
 }
 
 // drain lets running calls finish within the grace period, then cancels them.

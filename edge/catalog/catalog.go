@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -300,15 +301,15 @@ func compareMembers(a, b *bus.Member) int {
 // publish replaces the snapshot when it would differ from the last one.
 func (c *Catalog) publish(st *state) {
 	names := slices.Sorted(maps.Keys(st.pools))
-	signature := ""
+	var signature strings.Builder
 	pools := make([]poolManifests, 0, len(names))
 	known := map[string]bool{}
 	for _, name := range names {
 		p := poolManifests{name: name}
-		signature += name + "\x00"
+		signature.WriteString(name + "\x00")
 		for _, h := range st.pools[name].hashes {
 			p.manifests = append(p.manifests, st.manifests[h])
-			signature += string(h[:])
+			signature.Write(h[:])
 		}
 		if len(p.manifests) == 0 {
 			continue
@@ -317,11 +318,11 @@ func (c *Catalog) publish(st *state) {
 		pools = append(pools, p)
 	}
 	old := c.snapshot.Load()
-	if old.signature == signature {
+	if old.signature == signature.String() {
 		return
 	}
 	s := newSnapshot(pools)
-	s.signature, s.pools = signature, known
+	s.signature, s.pools = signature.String(), known
 	for _, p := range s.Problems {
 		if !slices.Contains(old.Problems, p) {
 			c.log.Error("not offered", "pool", p.Pool, "item", p.Item, "reason", p.Reason)

@@ -52,6 +52,7 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 			e.Methods.Calls.Cancel(client.Scope, m.Params.Get("requestId"))
 		}
 		return exchange.Answer{}
+	case jsonrpc.Request:
 	}
 	if m.Method == mcp.MethodPing {
 		return exchange.Succeeded(m.ID, e.Methods.Render.Empty(client.Revision))

@@ -57,6 +57,7 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 			e.Methods.Calls.Cancel(req.Peer.Scope, m.Params.Get("requestId"))
 		}
 		return exchange.Answer{}
+	case jsonrpc.Request:
 	}
 	client, err := e.client(req)
 	if err != nil {
