@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/big"
 	"reflect"
 	"regexp"
 	"slices"
@@ -27,10 +28,10 @@ const maxFindings = 5
 // for the faults again and names the properties. What it cannot find is told
 // in the words of the library.
 func (s *schema) explain(value any, err error) string {
-	e := explainer{root: s.root, draft7: strings.Contains(s.root.Schema, "draft-07")}
+	e := explainer{subject: s.subject, root: s.root, draft7: strings.Contains(s.root.Schema, "draft-07")}
 	e.look(s.root, value, "", 0)
 	if len(e.found) == 0 {
-		return translate(err)
+		return e.translate(err)
 	}
 	text := strings.Join(e.found[:min(len(e.found), maxFindings)], "; ")
 	if more := len(e.found) - maxFindings; more > 0 {
@@ -40,9 +41,10 @@ func (s *schema) explain(value any, err error) string {
 }
 
 type explainer struct {
-	root   *jsonschema.Schema
-	draft7 bool
-	found  []string
+	subject string
+	root    *jsonschema.Schema
+	draft7  bool
+	found   []string
 }
 
 func (e *explainer) add(format string, args ...any) {
@@ -66,15 +68,15 @@ func (e *explainer) look(s *jsonschema.Schema, value any, path string, depth int
 		e.look(sub, value, path, depth+1)
 	}
 	if want := typesOf(s); want != nil && !fits(value, want) {
-		e.add("%s must be %s, not %s", subject(path), wanted(want), article(typeOf(value)))
+		e.add("%s must be %s, not %s", e.name(path), wanted(want), article(typeOf(value)))
 		return
 	}
 	if s.Const != nil && !jsonschema.Equal(*s.Const, value) {
-		e.add("%s must be %s", subject(path), show(*s.Const))
+		e.add("%s must be %s", e.name(path), show(*s.Const))
 		return
 	}
 	if s.Enum != nil && !slices.ContainsFunc(s.Enum, func(v any) bool { return jsonschema.Equal(v, value) }) {
-		e.add("%s must be one of %s", subject(path), showAll(s.Enum))
+		e.add("%s must be one of %s", e.name(path), showAll(s.Enum))
 		return
 	}
 	switch v := value.(type) {
@@ -92,14 +94,14 @@ func (e *explainer) look(s *jsonschema.Schema, value any, path string, depth int
 func (e *explainer) lookString(s *jsonschema.Schema, v, path string) {
 	n := utf8.RuneCountInString(v)
 	if s.MinLength != nil && n < *s.MinLength {
-		e.add("%s must have at least %s", subject(path), count(*s.MinLength, "character"))
+		e.add("%s must have at least %s", e.name(path), count(*s.MinLength, "character"))
 	}
 	if s.MaxLength != nil && n > *s.MaxLength {
-		e.add("%s must have at most %s", subject(path), count(*s.MaxLength, "character"))
+		e.add("%s must have at most %s", e.name(path), count(*s.MaxLength, "character"))
 	}
 	if s.Pattern != "" {
 		if ok, err := regexp.MatchString(s.Pattern, v); err == nil && !ok {
-			e.add("%s must match the pattern %s", subject(path), s.Pattern)
+			e.add("%s must match the pattern %s", e.name(path), s.Pattern)
 		}
 	}
 }
@@ -116,17 +118,17 @@ func (e *explainer) lookNumber(s *jsonschema.Schema, v any, path string) {
 		{s.ExclusiveMaximum, "less than", func(sign int) bool { return sign >= 0 }},
 	} {
 		if bound.limit != nil && bound.wrong(compare(v, *bound.limit)) {
-			e.add("%s must be %s %s", subject(path), bound.text, number(*bound.limit))
+			e.add("%s must be %s %s", e.name(path), bound.text, number(*bound.limit))
 		}
 	}
 }
 
 func (e *explainer) lookArray(s *jsonschema.Schema, v []any, path string, depth int) {
 	if s.MinItems != nil && len(v) < *s.MinItems {
-		e.add("%s must have at least %s", subject(path), count(*s.MinItems, "item"))
+		e.add("%s must have at least %s", e.name(path), count(*s.MinItems, "item"))
 	}
 	if s.MaxItems != nil && len(v) > *s.MaxItems {
-		e.add("%s must have at most %s", subject(path), count(*s.MaxItems, "item"))
+		e.add("%s must have at most %s", e.name(path), count(*s.MaxItems, "item"))
 	}
 	fixed, rest := s.PrefixItems, s.Items
 	if s.ItemsArray != nil {
@@ -264,36 +266,29 @@ func wanted(kinds []string) string {
 	return strings.Join(names, " or ")
 }
 
-// compare compares a number of decodeTree with a limit.
+// compare compares a number of decodeTree with a limit, exactly.
 func compare(v any, limit float64) int {
+	r := new(big.Rat)
 	switch n := v.(type) {
 	case int64:
-		return compareFloat(float64(n), limit)
+		r.SetInt64(n)
 	case uint64:
-		return compareFloat(float64(n), limit)
+		r.SetUint64(n)
 	case float64:
-		return compareFloat(n, limit)
+		r.SetFloat64(n)
 	}
-	return 0
+	return r.Cmp(new(big.Rat).SetFloat64(limit))
 }
 
-func compareFloat(a, b float64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
-}
-
-// subject names what a sentence is about.
-func subject(path string) string {
+// name says what a sentence is about.
+func (e *explainer) name(path string) string {
 	if path == "" {
-		return "the value"
+		return e.subject
 	}
-	return "property " + quote(path)
+	return property(path)
 }
+
+func property(path string) string { return "property " + quote(path) }
 
 func join(path, name string) string {
 	if path == "" {
@@ -347,7 +342,7 @@ const where = `^validating ([^:]*): `
 
 // translate makes the best of an error of the library: the property, as far as
 // the path of the schema tells, and the keyword that failed.
-func translate(err error) string {
+func (e *explainer) translate(err error) string {
 	prefix := regexp.MustCompile(where)
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	path := ""
@@ -365,13 +360,13 @@ func translate(err error) string {
 	keyword, _, _ := strings.Cut(text, ":")
 	switch keyword {
 	case "anyOf":
-		return subject(path) + " fits none of the alternatives of its schema"
+		return e.name(path) + " fits none of the alternatives of its schema"
 	case "oneOf":
-		return subject(path) + " must fit exactly one of the alternatives of its schema"
+		return e.name(path) + " must fit exactly one of the alternatives of its schema"
 	case "not":
-		return subject(path) + " is excluded by its schema"
+		return e.name(path) + " is excluded by its schema"
 	}
-	return subject(path) + " does not fit its schema: " + shorten(text)
+	return e.name(path) + " does not fit its schema: " + shorten(text)
 }
 
 // decodeArguments fills in, which is a pointer, from valid JSON that has passed
@@ -391,15 +386,19 @@ func decodeArguments(c *codec, raw json.RawMessage, in any) error {
 	if !errors.As(err, &fault) {
 		return &argumentsError{detail: "the arguments cannot be read"}
 	}
-	var path string
-	for name := range fault.JSONPointer.Tokens() {
-		path = join(path, name)
+	what := arguments
+	if fault.JSONPointer != "" {
+		var path string
+		for name := range fault.JSONPointer.Tokens() {
+			path = join(path, name)
+		}
+		what = property(path)
 	}
 	switch {
 	case errors.Is(fault.Err, strconv.ErrRange):
-		return &argumentsError{detail: subject(path) + " is out of range"}
+		return &argumentsError{detail: what + " is out of range"}
 	case fault.GoType == reflect.TypeFor[time.Time]():
-		return &argumentsError{detail: subject(path) + " must be a date and time as in RFC 3339"}
+		return &argumentsError{detail: what + " must be a date and time as in RFC 3339"}
 	}
-	return &argumentsError{detail: subject(path) + " has a value that cannot be read"}
+	return &argumentsError{detail: what + " has a value that cannot be read"}
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"strconv"
@@ -11,13 +12,21 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// maxDepth bounds how deep a value that is checked may be nested. It is above
+// what edges let through; the text of a library error grows with every level,
+// so that the work to refuse a value grows with the square of its depth.
+const maxDepth = 1000
+
+// errDepth says that a value is nested deeper than maxDepth.
+var errDepth = fmt.Errorf("must not be nested deeper than %d levels", maxDepth)
+
 // decodeTree reads one JSON value into the Go values the schema library
 // understands. Other than encoding/json it keeps integers of up to 64 bits
 // exact, and it keeps "is an integer" right for every number: beyond 64 bits
 // a number is compared by its nearest float64.
 func decodeTree(raw []byte) (any, error) {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(raw))
-	value, err := readTree(dec)
+	value, err := readTree(dec, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +36,10 @@ func decodeTree(raw []byte) (any, error) {
 	return value, nil
 }
 
-func readTree(dec *jsontext.Decoder) (any, error) {
+func readTree(dec *jsontext.Decoder, depth int) (any, error) {
+	if depth > maxDepth {
+		return nil, errDepth
+	}
 	token, err := dec.ReadToken()
 	if err != nil {
 		return nil, err
@@ -42,7 +54,7 @@ func readTree(dec *jsontext.Decoder) (any, error) {
 	case '[':
 		list := []any{}
 		for dec.PeekKind() != ']' {
-			value, err := readTree(dec)
+			value, err := readTree(dec, depth+1)
 			if err != nil {
 				return nil, err
 			}
@@ -58,7 +70,7 @@ func readTree(dec *jsontext.Decoder) (any, error) {
 				return nil, err
 			}
 			key := name.String() // before the next read makes name void
-			if members[key], err = readTree(dec); err != nil {
+			if members[key], err = readTree(dec, depth+1); err != nil {
 				return nil, err
 			}
 		}

@@ -74,8 +74,9 @@ type Contents struct {
 	Meta json.RawMessage
 	// TTL is how long a client may keep the contents; 0: not at all.
 	TTL time.Duration
-	// Private says that the contents depend on the caller.
-	Private bool
+	// Public says that the contents are the same for every caller, so that a
+	// shared cache may keep them.
+	Public bool
 }
 
 // ResourceContents is one text or one piece of binary data.
@@ -304,7 +305,7 @@ func (c *Contents) encode(uri, mimeType string) (*millracev1.ResourceResult, err
 		Contents: append(out, ']'),
 		Meta:     c.Meta,
 		TtlMs:    uint64(max(c.TTL, 0).Milliseconds()),
-		Private:  c.Private,
+		Public:   c.Public,
 	}, nil
 }
 

@@ -102,7 +102,7 @@ func TestResourceOutcomes(t *testing.T) {
 			{URI: "r:folder/a", Text: "A", Meta: json.RawMessage(`{"k": 1}`)},
 			{URI: "r:folder/b", MIMEType: "b/b", Blob: []byte("B")},
 		},
-		Meta: json.RawMessage(`{"m":1}`), TTL: 1500 * time.Millisecond, Private: true,
+		Meta: json.RawMessage(`{"m":1}`), TTL: 1500 * time.Millisecond, Public: true,
 	}))
 	add("gone", failing(fmt.Errorf("%w: was here", worker.ErrResourceNotFound)))
 	add("custom", failing(&worker.ProtocolError{Code: 7, Message: "locked"}))
@@ -118,7 +118,7 @@ func TestResourceOutcomes(t *testing.T) {
 		"nothing":    {Contents: []byte(`[]`)},
 		"folder": {
 			Contents: []byte(`[{"uri":"r:folder/a","mimeType":"text/plain","text":"A","_meta":{"k":1}},{"uri":"r:folder/b","mimeType":"b/b","blob":"Qg=="}]`),
-			Meta:     []byte(`{"m":1}`), TtlMs: 1500, Private: true,
+			Meta:     []byte(`{"m":1}`), TtlMs: 1500, Public: true,
 		},
 	} {
 		if got := readResource(t, client, "r:"+name, "").GetResult(); mustJSON(t, got) != mustJSON(t, want) {

@@ -15,6 +15,7 @@ type schema struct {
 	raw      json.RawMessage // as the manifest shows it
 	root     *jsonschema.Schema
 	resolved *jsonschema.Resolved
+	subject  string // what its values are, for messages
 }
 
 // inputSchema returns the schema the author gave, else the one of the type; a
@@ -25,7 +26,7 @@ func inputSchema(given json.RawMessage, in reflect.Type) (*schema, error) {
 		given = json.RawMessage(`{"type":"object"}`)
 	}
 	if len(given) > 0 {
-		s, err := parseSchema(given)
+		s, err := parseSchema(given, arguments)
 		if err != nil {
 			return nil, err
 		}
@@ -41,13 +42,19 @@ func inputSchema(given json.RawMessage, in reflect.Type) (*schema, error) {
 	if root.Type != "object" {
 		return nil, fmt.Errorf("the arguments are an object, so In must be a struct or a map, not %s; or give an InputSchema", in)
 	}
-	return newSchema(root)
+	return newSchema(root, arguments)
 }
+
+// What a schema is for.
+const (
+	arguments = "the arguments"
+	structure = "the structured content"
+)
 
 // outputSchema returns nil when the tool has none.
 func outputSchema(given json.RawMessage, out reflect.Type) (*schema, error) {
 	if len(given) > 0 {
-		return parseSchema(given)
+		return parseSchema(given, structure)
 	}
 	if out == nil || out.Kind() == reflect.Interface || out.Kind() == reflect.String {
 		return nil, nil
@@ -60,7 +67,7 @@ func outputSchema(given json.RawMessage, out reflect.Type) (*schema, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newSchema(root)
+	return newSchema(root, structure)
 }
 
 // infer returns the schema of a Go type. The outermost pointer is no part of
@@ -80,17 +87,17 @@ func infer(t reflect.Type) (*jsonschema.Schema, error) {
 	})
 }
 
-func newSchema(root *jsonschema.Schema) (*schema, error) {
+func newSchema(root *jsonschema.Schema, subject string) (*schema, error) {
 	raw, err := json.Marshal(root)
 	if err != nil {
 		return nil, err
 	}
-	return resolve(raw, root)
+	return resolve(raw, root, subject)
 }
 
 // parseSchema reads a schema the author wrote. The manifest shows it with its
 // members in the author's order.
-func parseSchema(given json.RawMessage) (*schema, error) {
+func parseSchema(given json.RawMessage, subject string) (*schema, error) {
 	if err := checkObject("the schema", given); err != nil {
 		return nil, err
 	}
@@ -107,10 +114,10 @@ func parseSchema(given json.RawMessage) (*schema, error) {
 		return nil, err
 	}
 	restoreNumbers(root, tree)
-	return resolve(raw, root)
+	return resolve(raw, root, subject)
 }
 
-func resolve(raw json.RawMessage, root *jsonschema.Schema) (*schema, error) {
+func resolve(raw json.RawMessage, root *jsonschema.Schema, subject string) (*schema, error) {
 	switch root.Schema {
 	case "", "https://json-schema.org/draft/2020-12/schema",
 		"http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft-07/schema#":
@@ -121,7 +128,7 @@ func resolve(raw json.RawMessage, root *jsonschema.Schema) (*schema, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &schema{raw: raw, root: root, resolved: resolved}, nil
+	return &schema{raw: raw, root: root, resolved: resolved, subject: subject}, nil
 }
 
 // restoreNumbers puts the exact values of enum and const back: the library
@@ -172,8 +179,11 @@ func restoreNumbers(s *jsonschema.Schema, tree any) {
 // is wrong and where, for a person or a model to put it right.
 func (s *schema) validate(raw []byte) error {
 	tree, err := decodeTree(raw)
+	if errors.Is(err, errDepth) {
+		return fmt.Errorf("%s %w", s.subject, errDepth)
+	}
 	if err != nil {
-		return errors.New("it is not valid JSON")
+		return errors.New(s.subject + " must be valid JSON")
 	}
 	if err := s.resolved.Validate(tree); err != nil {
 		return errors.New(s.explain(tree, err))

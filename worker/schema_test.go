@@ -34,7 +34,7 @@ func inferred[T any](t *testing.T) *schema {
 
 func parsed(t *testing.T, text string) *schema {
 	t.Helper()
-	s, err := parseSchema(json.RawMessage(text))
+	s, err := parseSchema(json.RawMessage(text), arguments)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,14 +134,15 @@ func TestExplain(t *testing.T) {
 		{closed, `{"slug":"a","tags":["x",3]}`, `property "tags[1]" must be a string, not an integer`},
 		{closed, `{"slug":"a","to":{"zip":"1"}}`, `missing required property "to.city"`},
 		{closed, `{"slug":"a","to":7}`, `property "to" must be an object or null, not an integer`},
-		{closed, `[]`, `the value must be an object, not an array`},
-		{closed, `{`, `it is not valid JSON`},
-		{closed, `{"slug":"a","slug":"b"}`, `it is not valid JSON`},
+		{closed, `[]`, `the arguments must be an object, not an array`},
+		{closed, `{`, `the arguments must be valid JSON`},
+		{closed, `{"slug":"a","slug":"b"}`, `the arguments must be valid JSON`},
 		{inferred[struct{}](t), `{"a":1}`, `unknown property "a" (there are no properties)`},
 		{open, `{"s":"a"}`, `property "s" must have at least 2 characters`},
 		{open, `{"s":"żółw"}`, `property "s" must have at most 3 characters; property "s" must match the pattern ^[a-z]*$`},
 		{open, `{"n":0}`, `property "n" must be at least 1`},
 		{open, `{"n":51}`, `property "n" must be at most 50`},
+		{parsed(t, `{"type":"object","properties":{"n":{"maximum":9007199254740992}}}`), `{"n":9007199254740993}`, `property "n" must be at most 9007199254740992`},
 		{open, `{"x":0}`, `property "x" must be more than 0`},
 		{open, `{"x":1}`, `property "x" must be less than 1`},
 		{open, `{"l":[]}`, `property "l" must have at least 1 item`},
@@ -151,9 +152,9 @@ func TestExplain(t *testing.T) {
 		{open, `{"other":1}`, `property "other" must be a boolean, not an integer`},
 		{open, `{"deep":{"a":1,"b":{}}}`, `missing required property "deep.b.a"`},
 		{open, `{"either":true}`, `property "either" fits none of the alternatives of its schema`},
-		{parsed(t, `{"type":"object","oneOf":[{"required":["a"]},{"required":["b"]}]}`), `{"a":1,"b":1}`, `the value must fit exactly one of the alternatives of its schema`},
+		{parsed(t, `{"type":"object","oneOf":[{"required":["a"]},{"required":["b"]}]}`), `{"a":1,"b":1}`, `the arguments must fit exactly one of the alternatives of its schema`},
 		{parsed(t, `{"type":"object","properties":{"a":{"not":{"type":"string"}}}}`), `{"a":""}`, `property "a" is excluded by its schema`},
-		{parsed(t, `{"type":"object","minProperties":1}`), `{}`, `the value does not fit its schema: minProperties: object has 0 properties, less than 1`},
+		{parsed(t, `{"type":"object","minProperties":1}`), `{}`, `the arguments does not fit its schema: minProperties: object has 0 properties, less than 1`},
 	} {
 		err := c.schema.validate([]byte(c.args))
 		if err == nil || err.Error() != c.want {

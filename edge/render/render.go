@@ -155,9 +155,9 @@ func (r *Renderer) ToolError(rev *mcp.Revision, text string) []byte {
 func (r *Renderer) ResourceResult(rev *mcp.Revision, res *millracev1.ResourceResult) []byte {
 	o := r.begin(rev, res.GetMeta(), len(res.GetContents()))
 	o.raw("contents", res.GetContents())
-	scope := mcp.CachePublic
-	if res.GetPrivate() {
-		scope = mcp.CachePrivate
+	scope := mcp.CachePrivate
+	if res.GetPublic() {
+		scope = mcp.CachePublic
 	}
 	o.cache(rev, time.Duration(res.GetTtlMs())*time.Millisecond, scope)
 	return o.end()

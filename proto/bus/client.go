@@ -219,11 +219,15 @@ func (c *Client) failAll(why string) {
 	}
 }
 
-// sweep ends the calls that no instance has answered in time.
+// sweep ends the calls that no instance has answered in time, and those whose
+// deadline is ours.
 func (c *Client) sweep(now time.Time) {
 	limit := c.cfg.AcceptBudget + c.cfg.AcceptBudget/4
 	for _, call := range c.snapshot() {
-		if call.unansweredFor(now) > limit {
+		switch {
+		case call.overdue(now):
+			call.fail(status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error()))
+		case call.unansweredFor(now) > limit:
 			call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
 		}
 	}

@@ -57,27 +57,29 @@ func (o *callOptions) parse(opts []grpc.CallOption) error {
 // the goroutine of the subscription; the caller waits on wake. Nothing waits
 // while mu is held.
 type clientCall struct {
-	c        *Client
-	cc       *clientConn
-	opts     callOptions
-	ctx      context.Context
-	cancel   context.CancelFunc // of a derived context, else nil
-	stopCtx  func() bool        // ends the watch over ctx, nil for unary calls
-	onEnd    func()             // run on its own goroutine after the end; may be nil
-	method   string
-	subject  string
-	id       uint64
-	reply    string
-	deadline time.Time
+	c         *Client
+	cc        *clientConn
+	opts      callOptions
+	ctx       context.Context
+	unaryCall bool        // reader and sender are one goroutine, which waits for wake
+	stopCtx   func() bool // ends the watch over ctx, nil for unary calls
+	onEnd     func()      // run on its own goroutine after the end; may be nil
+	method    string
+	subject   string
+	id        uint64
+	reply     string
+	deadline  time.Time
+	swept     bool // the deadline is not the one of ctx: the sweep enforces it
 
-	// wake tells the reader, sendWake the sender, that something has changed.
-	// Capacity 1 and never closed: a full channel holds the news already.
-	// sendWake is nil for unary calls, whose reader is the sender.
-	wake, sendWake chan struct{}
-	// gotHeader is closed when header is final; nil for unary calls.
-	gotHeader chan struct{}
+	// wake tells the reader that something has changed. Capacity 1 and never
+	// closed: a full channel holds the news already.
+	wake chan struct{}
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// sendWake is the same for the sender, and gotHeader is closed when header
+	// is final. Both are nil until somebody waits.
+	sendWake, gotHeader chan struct{}
+
 	accepted bool
 	ended    bool
 	err      error // of the end; nil is success
@@ -95,7 +97,7 @@ type clientCall struct {
 	timer     *time.Timer
 
 	ctl      string
-	instance string
+	instance []byte // aliases the frame
 	epoch    uint64
 	seq      uint64 // of the last frame sent
 	out      sender
@@ -108,7 +110,7 @@ type clientCall struct {
 
 // start makes a call without sending anything; stream is nil for a unary one.
 func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.CallOption, stream *clientStream) (*clientCall, error) {
-	call := &clientCall{c: cc.c, cc: cc, ctx: ctx, method: method, wake: make(chan struct{}, 1)}
+	call := &clientCall{c: cc.c, cc: cc, ctx: ctx, method: method, unaryCall: stream == nil, wake: make(chan struct{}, 1)}
 	if err := call.opts.parse(opts); err != nil {
 		return nil, err
 	}
@@ -122,14 +124,11 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 	deadline, ok := ctx.Deadline()
 	switch now := time.Now(); {
 	case !ok:
-		call.deadline = now.Add(defaultTimeout)
+		call.deadline, call.swept = now.Add(defaultTimeout), true
 	case deadline.Sub(now) > maxTimeout:
-		call.deadline = now.Add(maxTimeout)
+		call.deadline, call.swept = now.Add(maxTimeout), true
 	default:
 		call.deadline = deadline
-	}
-	if call.deadline != deadline {
-		call.ctx, call.cancel = context.WithDeadline(ctx, call.deadline)
 	}
 	call.in = inbox{window: cc.c.cfg.Window, maxMsg: cc.c.cfg.MaxRecvMsgSize}
 	if call.opts.maxRecv > 0 {
@@ -137,8 +136,6 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 	}
 	if stream != nil {
 		stream.call = call
-		call.sendWake = make(chan struct{}, 1)
-		call.gotHeader = make(chan struct{})
 		if len(call.opts.onFinish) > 0 {
 			// The callback is due even when nobody reads the stream to its
 			// end, and not on the goroutine that reads frames.
@@ -366,8 +363,12 @@ func (call *clientCall) onFrame(f *frame) {
 	case kindWindow:
 		call.mu.Lock()
 		call.out.refill(f.window)
+		sender := call.sendWake
 		call.mu.Unlock()
-		call.signalSender()
+		notify(sender)
+		if call.unaryCall {
+			notify(call.wake)
+		}
 		return
 	case kindAccept, kindHeaders, kindData, kindEnd:
 	default:
@@ -390,6 +391,7 @@ func (call *clientCall) onFrame(f *frame) {
 		seq = call.seq
 	}
 	ended := call.ended
+	sender := call.sendWake
 	call.mu.Unlock()
 
 	switch {
@@ -404,9 +406,9 @@ func (call *clientCall) onFrame(f *frame) {
 	if owe > 0 {
 		_ = call.c.send(ctl, call.reply, &frame{kind: kindWindow, window: owe})
 	}
-	call.signal()
+	notify(call.wake)
 	if !wasAccepted || ended {
-		call.signalSender()
+		notify(sender)
 	}
 }
 
@@ -421,7 +423,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 			return 0, status.Error(codes.Internal, "the worker accepted the call without an address")
 		}
 		call.accepted = true
-		call.ctl, call.instance, call.epoch = ctl, string(f.instance), f.epoch
+		call.ctl, call.instance, call.epoch = ctl, f.instance, f.epoch
 		call.out.avail = int64(f.window) - int64(call.openCost)
 		call.lastPush = time.Time{}
 		call.dropOpenLocked()
@@ -490,14 +492,15 @@ func (call *clientCall) fail(err error) {
 	}
 	call.dropOpenLocked()
 	ctl := call.ctl
+	sender := call.sendWake
 	call.mu.Unlock()
 	call.release()
 	// Without an address the CANCEL has to wait for the ACCEPT, see onOrphan.
 	if ctl != "" {
 		_ = call.c.send(ctl, "", &frame{kind: kindCancel})
 	}
-	call.signal()
-	call.signalSender()
+	notify(call.wake)
+	notify(sender)
 }
 
 // release gives back what the call holds. The goroutine that ended it calls it.
@@ -506,29 +509,8 @@ func (call *clientCall) release() {
 	if call.stopCtx != nil {
 		call.stopCtx()
 	}
-	if call.cancel != nil {
-		call.cancel()
-	}
 	if call.onEnd != nil {
 		go call.onEnd()
-	}
-}
-
-func (call *clientCall) signal() {
-	select {
-	case call.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (call *clientCall) signalSender() {
-	ch := call.sendWake
-	if ch == nil {
-		ch = call.wake
-	}
-	select {
-	case ch <- struct{}{}:
-	default:
 	}
 }
 
@@ -548,8 +530,11 @@ func (call *clientCall) isAccepted() bool {
 func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
 	call.mu.Lock()
 	defer call.mu.Unlock()
-	return call.accepted && call.instance == instance && (epoch == 0 || call.epoch == epoch)
+	return call.accepted && string(call.instance) == instance && (epoch == 0 || call.epoch == epoch)
 }
+
+// overdue reports whether a deadline has passed that no context enforces.
+func (call *clientCall) overdue(now time.Time) bool { return call.swept && now.After(call.deadline) }
 
 // unansweredFor is how long the last push has been without an answer.
 func (call *clientCall) unansweredFor(now time.Time) time.Duration {
@@ -562,7 +547,7 @@ func (call *clientCall) unansweredFor(now time.Time) time.Duration {
 }
 
 // trySend sends the next chunk of a message. It returns the remainder, and
-// false when it has to wait.
+// false when it has to wait: a stream for sendWake, which is there then.
 func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
 	call.mu.Lock()
 	if call.ended {
@@ -570,6 +555,9 @@ func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
 		return nil, false, io.EOF
 	}
 	if !call.accepted || !call.out.open() {
+		if call.sendWake == nil && !call.unaryCall {
+			call.sendWake = make(chan struct{}, 1)
+		}
 		call.mu.Unlock()
 		return rest, false, nil
 	}

@@ -122,13 +122,22 @@ func (s *clientStream) finish(err error) {
 
 // Header waits for the headers.
 func (s *clientStream) Header() (metadata.MD, error) {
-	<-s.call.gotHeader // closed by the end of the call at the latest
-	s.call.mu.Lock()
-	defer s.call.mu.Unlock()
-	if s.call.header == nil && s.call.ended && s.call.err != nil {
-		return nil, s.call.err
+	call := s.call
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	if !call.headerDone {
+		if call.gotHeader == nil {
+			call.gotHeader = make(chan struct{})
+		}
+		got := call.gotHeader
+		call.mu.Unlock()
+		<-got // closed by the end of the call at the latest
+		call.mu.Lock()
 	}
-	return s.call.header, nil
+	if call.header == nil && call.ended && call.err != nil {
+		return nil, call.err
+	}
+	return call.header, nil
 }
 
 // Trailer returns the trailers; they are there when RecvMsg has returned an

@@ -65,7 +65,8 @@ type inbox struct {
 
 	queue   []message // complete messages, oldest at head
 	head    int
-	part    message // the message that is still incomplete
+	first   [1]message // room for the only message of most calls
+	part    message    // the message that is still incomplete
 	partial bool
 
 	used    int  // received and not yet returned
@@ -102,6 +103,9 @@ func (in *inbox) push(data []byte, more bool) (ready bool, err error) {
 	}
 	in.partial = more
 	if !more {
+		if in.queue == nil {
+			in.queue = in.first[:0]
+		}
 		in.queue = append(in.queue, in.part)
 		in.part = message{}
 		return true, nil

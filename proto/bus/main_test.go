@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/millrace/millrace/proto/localnats"
@@ -148,4 +147,15 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-var _ grpc.ServiceRegistrar = (*Server)(nil)
+// eventually waits for a condition that something else brings about.
+func eventually(t testing.TB, ok func() bool) {
+	t.Helper()
+	ctx := within(t)
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatal("it never happened")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}

@@ -82,6 +82,7 @@ type Server struct {
 	conn   *Conn
 	cfg    ServerConfig
 	logger *slog.Logger
+	id     []byte
 	prefix string // "mr.<tenant>.i.<instance>."
 	replyP string // "mr.<tenant>.e.": where callers are
 	bufs   buffers
@@ -105,6 +106,7 @@ type Server struct {
 	closed    bool // no call is taken any more, not even to be refused
 	services  map[string]bool
 	regErr    error
+	unsent    []*serverCall // ended without a connection, so at most Slots
 	manifest  []byte
 	manifests []servedManifest // newest last
 	pool      *nats.Subscription
@@ -147,6 +149,7 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 		conn:     conn,
 		cfg:      cfg,
 		logger:   cfg.Logger.With("instance", cfg.ID, "pool", cfg.Pool),
+		id:       []byte(cfg.ID),
 		prefix:   conn.prefix + "i." + cfg.ID + ".",
 		replyP:   conn.prefix + "e.",
 		ready:    make(chan struct{}),
@@ -337,6 +340,9 @@ func (r *serverRun) loop(ctx context.Context) {
 		case <-r.up:
 			r.lose() // the event of the loss may have been merged with an older one
 			s.epoch.Store(newEpoch())
+			for _, call := range s.takeUnsent() {
+				call.endLate()
+			}
 			beat.Reset(0)
 		}
 	}
@@ -441,6 +447,24 @@ func (s *Server) snapshot() []*serverCall {
 	for _, call := range s.calls {
 		calls = append(calls, call)
 	}
+	return calls
+}
+
+// keepUnsent remembers a call whose caller is to be told when the connection
+// is back.
+func (s *Server) keepUnsent(call *serverCall) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.unsent = append(s.unsent, call)
+	}
+}
+
+func (s *Server) takeUnsent() []*serverCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.unsent
+	s.unsent = nil
 	return calls
 }
 
@@ -584,14 +608,14 @@ func (s *Server) publish(subject, reply string, f *frame) error {
 
 // busy refuses a call that another instance may take.
 func (s *Server) busy(reply string) {
-	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: []byte(s.cfg.ID)})
+	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: s.id})
 }
 
 // refuse ends a call that no instance can serve.
 func (s *Server) refuse(reply string, st *status.Status) {
 	_ = s.publish(reply, "", &frame{
 		kind: kindEnd, flags: FlagAccepted, seq: 1, epoch: s.epoch.Load(),
-		instance: []byte(s.cfg.ID), status: encodeStatus(st),
+		instance: s.id, status: encodeStatus(st),
 	})
 }
 

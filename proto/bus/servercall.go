@@ -36,12 +36,14 @@ type serverCall struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	reqHead []meta
+	peer    peer.Peer
 
-	// recvWake and sendWake tell the handler that something has changed.
-	// Capacity 1 and never closed: a full channel holds the news already.
+	mu sync.Mutex
+	// recvWake and sendWake tell the handler that something has changed. They
+	// are nil until it waits. Capacity 1 and never closed: a full channel
+	// holds the news already.
 	recvWake, sendWake chan struct{}
 
-	mu     sync.Mutex
 	in     inbox
 	half   bool // nothing follows
 	out    sender
@@ -63,12 +65,10 @@ type serverCall struct {
 func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, timeout time.Duration) *serverCall {
 	c := &serverCall{
 		s: s, method: m, reply: reply, began: now,
-		reqHead:  f.header,
-		recvWake: make(chan struct{}, 1),
-		sendWake: make(chan struct{}, 1),
-		in:       inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1},
-		half:     f.flags&FlagHalf != 0,
-		window:   uint32(s.cfg.Window),
+		reqHead: f.header,
+		in:      inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1},
+		half:    f.flags&FlagHalf != 0,
+		window:  uint32(s.cfg.Window),
 	}
 	c.out.avail = int64(f.window)
 	if f.flags&FlagMessage != 0 {
@@ -88,13 +88,10 @@ func (c *serverCall) run() {
 		c.finish(nil, nil)
 		return
 	}
-	md := toMD(c.reqHead)
+	ctx := metadata.NewIncomingContext(c.ctx, toMD(c.reqHead))
 	c.reqHead = nil
-	if md == nil {
-		md = metadata.MD{}
-	}
-	ctx := metadata.NewIncomingContext(c.ctx, md)
-	ctx = peer.NewContext(ctx, &peer.Peer{Addr: Addr(c.callerID())})
+	c.peer.Addr = (*caller)(c)
+	ctx = peer.NewContext(ctx, &c.peer)
 	ctx = grpc.NewContextWithServerTransportStream(ctx, (*transportStream)(c))
 	// An incomplete request needs an address to go to; anything else may wait
 	// for company.
@@ -113,8 +110,13 @@ func (c *serverCall) complete() bool {
 	return c.half
 }
 
-func (c *serverCall) callerID() string {
-	id, _, _ := strings.Cut(c.reply[len(c.s.replyP):], ".")
+// caller is the address of the client of a call.
+type caller serverCall
+
+func (*caller) Network() string { return "bus" }
+
+func (a *caller) String() string {
+	id, _, _ := strings.Cut(a.reply[len(a.s.replyP):], ".")
 	return id
 }
 
@@ -193,7 +195,7 @@ func (c *serverCall) acceptLocked(f *frame) {
 	if f.kind != kindAccept {
 		f.flags |= FlagAccepted
 	}
-	f.instance = []byte(c.s.cfg.ID)
+	f.instance = c.s.id
 	f.epoch = c.s.epoch.Load()
 	f.window = c.window
 	if f.kind != kindEnd {
@@ -288,13 +290,23 @@ func (c *serverCall) end(st *status.Status, pm proto.Message) {
 		return
 	}
 	// Nothing went out. What does not fit or cannot be marshalled is replaced
-	// by a status that can; without a connection the caller finds out by itself.
+	// by a status that can; without a connection it has to wait for one.
 	st = status.Convert(err)
 	if isMaxPayload(err) {
 		st = status.New(codes.ResourceExhausted, "status and metadata do not fit into one message of the bus")
 	}
 	c.header, c.trailer = nil, nil
-	_ = c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(st)}, nil)
+	if c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(st)}, nil) != nil {
+		c.s.keepUnsent(c)
+	}
+}
+
+// endLate sends the END that found no connection.
+func (c *serverCall) endLate() {
+	st := status.Convert(failure(codes.Unavailable, ReasonFrameLost, "the worker lost its connection to the bus"))
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	_ = c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(st)}, nil) // if it is lost again: a new epoch began
 }
 
 // onFrame takes a frame of the caller.
@@ -305,8 +317,9 @@ func (c *serverCall) onFrame(f *frame) {
 	case kindWindow:
 		c.mu.Lock()
 		c.out.refill(f.window)
+		wake := c.sendWake
 		c.mu.Unlock()
-		notify(c.sendWake)
+		notify(wake)
 	case kindData, kindHalfClose:
 		c.mu.Lock()
 		err := c.in.next(f.seq)
@@ -320,6 +333,7 @@ func (c *serverCall) onFrame(f *frame) {
 			c.half = true
 		}
 		owe := c.in.owe()
+		wake := c.recvWake
 		c.mu.Unlock()
 		if err != nil {
 			c.abort(err)
@@ -328,7 +342,7 @@ func (c *serverCall) onFrame(f *frame) {
 		if owe > 0 {
 			_ = c.s.publish(c.reply, c.ctl, &frame{kind: kindWindow, window: owe})
 		}
-		notify(c.recvWake)
+		notify(wake)
 	}
 }
 
@@ -378,6 +392,10 @@ func (c *serverCall) recv(dst any) error {
 		m, ok := c.in.pop()
 		owe := c.in.owe()
 		half, partial := c.half, c.in.partial
+		if !ok && !half && c.recvWake == nil {
+			c.recvWake = make(chan struct{}, 1)
+		}
+		wake := c.recvWake
 		c.mu.Unlock()
 		if owe > 0 {
 			_ = c.s.publish(c.reply, c.ctl, &frame{kind: kindWindow, window: owe})
@@ -391,7 +409,7 @@ func (c *serverCall) recv(dst any) error {
 			return io.EOF
 		}
 		select {
-		case <-c.recvWake:
+		case <-wake:
 		case <-c.ctx.Done():
 		}
 	}
@@ -484,13 +502,16 @@ func (c *serverCall) acquire(n int) error {
 		ok := c.out.open()
 		if ok {
 			c.out.spend(n)
+		} else if c.sendWake == nil {
+			c.sendWake = make(chan struct{}, 1)
 		}
+		wake := c.sendWake
 		c.mu.Unlock()
 		if ok {
 			return nil
 		}
 		select {
-		case <-c.sendWake:
+		case <-wake:
 		case <-c.ctx.Done():
 		}
 	}

@@ -966,8 +966,8 @@ type ResourceResult struct {
 	Meta []byte `protobuf:"bytes,2,opt,name=meta,proto3" json:"meta,omitempty"`
 	// How long a client may keep the result, in milliseconds.
 	TtlMs uint64 `protobuf:"varint,3,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
-	// The result depends on the caller: no shared cache may keep it.
-	Private       bool `protobuf:"varint,4,opt,name=private,proto3" json:"private,omitempty"`
+	// The result is the same for every caller: a shared cache may keep it.
+	Public        bool `protobuf:"varint,4,opt,name=public,proto3" json:"public,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1023,9 +1023,9 @@ func (x *ResourceResult) GetTtlMs() uint64 {
 	return 0
 }
 
-func (x *ResourceResult) GetPrivate() bool {
+func (x *ResourceResult) GetPublic() bool {
 	if x != nil {
-		return x.Private
+		return x.Public
 	}
 	return false
 }
@@ -1584,12 +1584,12 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x12structured_content\x18\x02 \x01(\fR\x11structuredContent\x12\x19\n" +
 	"\bis_error\x18\x03 \x01(\bR\aisError\x12\x12\n" +
 	"\x04meta\x18\x04 \x01(\fR\x04meta\x12\x14\n" +
-	"\x05extra\x18\x05 \x01(\fR\x05extra\"q\n" +
+	"\x05extra\x18\x05 \x01(\fR\x05extra\"o\n" +
 	"\x0eResourceResult\x12\x1a\n" +
 	"\bcontents\x18\x01 \x01(\fR\bcontents\x12\x12\n" +
 	"\x04meta\x18\x02 \x01(\fR\x04meta\x12\x15\n" +
-	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\x12\x18\n" +
-	"\aprivate\x18\x04 \x01(\bR\aprivate\"\xa1\x02\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\x12\x16\n" +
+	"\x06public\x18\x04 \x01(\bR\x06public\"\xa1\x02\n" +
 	"\x05Error\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.millrace.v1.Error.KindR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
