@@ -132,11 +132,14 @@ func FuzzFrame(f *testing.F) {
 	s, _ := startServer(f, connect(f, ns), ServerConfig{Slots: 8}, idleService{})
 	conn := connect(f, ns)
 	c := startClient(f, conn, ClientConfig{MaxRecvMsgSize: 4096, Window: 1024})
-	void, err := conn.nc.Subscribe(conn.prefix+"rpc.void.*.*", func(*nats.Msg) {})
-	if err != nil {
-		f.Fatal(err)
+	// Somebody has to be there, or the calls end by themselves.
+	for _, subject := range []string{"rpc.void.*.*", "e.fuzz.*", "i.x.*"} {
+		sub, err := conn.nc.Subscribe(conn.prefix+subject, func(*nats.Msg) {})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Cleanup(func() { unsubscribe(sub) })
 	}
-	f.Cleanup(func() { unsubscribe(void) })
 	if err := flush(f.Context(), conn.nc); err != nil {
 		f.Fatal(err)
 	}

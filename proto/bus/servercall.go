@@ -84,7 +84,10 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 func (c *serverCall) run() {
 	defer c.s.done(c)
 	defer c.cancel()
-	if c.broken != nil { // by its OPEN
+	c.mu.Lock()
+	complete, broken := c.half, c.broken
+	c.mu.Unlock()
+	if broken != nil { // by its OPEN
 		c.finish(nil, nil)
 		return
 	}
@@ -95,19 +98,13 @@ func (c *serverCall) run() {
 	ctx = grpc.NewContextWithServerTransportStream(ctx, (*transportStream)(c))
 	// An incomplete request needs an address to go to; anything else may wait
 	// for company.
-	if c.complete() {
+	if complete {
 		c.s.accepts.add(c)
 	} else {
 		c.flush()
 	}
 	resp, err := c.handle(ctx)
 	c.finish(resp, err)
-}
-
-func (c *serverCall) complete() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.half
 }
 
 // caller is the address of the client of a call.

@@ -40,6 +40,11 @@ const (
 	Error_KIND_RESOURCE_NOT_FOUND Error_Kind = 4
 	// A JSON-RPC error of the author's own: code, message and data are shown.
 	Error_KIND_CUSTOM Error_Kind = 5
+	// The client does not have a capability that the author needs; data is the
+	// JSON object of the missing capabilities.
+	Error_KIND_MISSING_CAPABILITY Error_Kind = 6
+	// The instance has no such prompt.
+	Error_KIND_UNKNOWN_PROMPT Error_Kind = 7
 )
 
 // Enum value maps for Error_Kind.
@@ -51,6 +56,8 @@ var (
 		3: "KIND_UNKNOWN_TOOL",
 		4: "KIND_RESOURCE_NOT_FOUND",
 		5: "KIND_CUSTOM",
+		6: "KIND_MISSING_CAPABILITY",
+		7: "KIND_UNKNOWN_PROMPT",
 	}
 	Error_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED":        0,
@@ -59,6 +66,8 @@ var (
 		"KIND_UNKNOWN_TOOL":       3,
 		"KIND_RESOURCE_NOT_FOUND": 4,
 		"KIND_CUSTOM":             5,
+		"KIND_MISSING_CAPABILITY": 6,
+		"KIND_UNKNOWN_PROMPT":     7,
 	}
 )
 
@@ -86,7 +95,7 @@ func (x Error_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Error_Kind.Descriptor instead.
 func (Error_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{11, 0}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{16, 0}
 }
 
 // CallContext is what the edge knows about the caller of a request. Workers
@@ -750,6 +759,404 @@ func (*ReadResourceResponse_Error) isReadResourceResponse_Event() {}
 
 func (*ReadResourceResponse_NeedsInput) isReadResourceResponse_Event() {}
 
+type GetPromptRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Context *CallContext           `protobuf:"bytes,1,opt,name=context,proto3" json:"context,omitempty"`
+	Name    string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The arguments, a JSON object of strings; empty when the client sent none.
+	Arguments []byte `protobuf:"bytes,3,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// params._meta, a JSON object; empty when the client sent none.
+	Meta          []byte  `protobuf:"bytes,4,opt,name=meta,proto3" json:"meta,omitempty"`
+	Resume        *Resume `protobuf:"bytes,5,opt,name=resume,proto3" json:"resume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPromptRequest) Reset() {
+	*x = GetPromptRequest{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPromptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPromptRequest) ProtoMessage() {}
+
+func (x *GetPromptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPromptRequest.ProtoReflect.Descriptor instead.
+func (*GetPromptRequest) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GetPromptRequest) GetContext() *CallContext {
+	if x != nil {
+		return x.Context
+	}
+	return nil
+}
+
+func (x *GetPromptRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GetPromptRequest) GetArguments() []byte {
+	if x != nil {
+		return x.Arguments
+	}
+	return nil
+}
+
+func (x *GetPromptRequest) GetMeta() []byte {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *GetPromptRequest) GetResume() *Resume {
+	if x != nil {
+		return x.Resume
+	}
+	return nil
+}
+
+type GetPromptResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*GetPromptResponse_Progress
+	//	*GetPromptResponse_Log
+	//	*GetPromptResponse_Result
+	//	*GetPromptResponse_Error
+	//	*GetPromptResponse_NeedsInput
+	Event         isGetPromptResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPromptResponse) Reset() {
+	*x = GetPromptResponse{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPromptResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPromptResponse) ProtoMessage() {}
+
+func (x *GetPromptResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPromptResponse.ProtoReflect.Descriptor instead.
+func (*GetPromptResponse) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GetPromptResponse) GetEvent() isGetPromptResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *GetPromptResponse) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Event.(*GetPromptResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *GetPromptResponse) GetLog() *LogMessage {
+	if x != nil {
+		if x, ok := x.Event.(*GetPromptResponse_Log); ok {
+			return x.Log
+		}
+	}
+	return nil
+}
+
+func (x *GetPromptResponse) GetResult() *PromptResult {
+	if x != nil {
+		if x, ok := x.Event.(*GetPromptResponse_Result); ok {
+			return x.Result
+		}
+	}
+	return nil
+}
+
+func (x *GetPromptResponse) GetError() *Error {
+	if x != nil {
+		if x, ok := x.Event.(*GetPromptResponse_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+func (x *GetPromptResponse) GetNeedsInput() *NeedsInput {
+	if x != nil {
+		if x, ok := x.Event.(*GetPromptResponse_NeedsInput); ok {
+			return x.NeedsInput
+		}
+	}
+	return nil
+}
+
+type isGetPromptResponse_Event interface {
+	isGetPromptResponse_Event()
+}
+
+type GetPromptResponse_Progress struct {
+	Progress *Progress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type GetPromptResponse_Log struct {
+	Log *LogMessage `protobuf:"bytes,2,opt,name=log,proto3,oneof"`
+}
+
+type GetPromptResponse_Result struct {
+	Result *PromptResult `protobuf:"bytes,3,opt,name=result,proto3,oneof"`
+}
+
+type GetPromptResponse_Error struct {
+	Error *Error `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
+}
+
+type GetPromptResponse_NeedsInput struct {
+	NeedsInput *NeedsInput `protobuf:"bytes,5,opt,name=needs_input,json=needsInput,proto3,oneof"`
+}
+
+func (*GetPromptResponse_Progress) isGetPromptResponse_Event() {}
+
+func (*GetPromptResponse_Log) isGetPromptResponse_Event() {}
+
+func (*GetPromptResponse_Result) isGetPromptResponse_Event() {}
+
+func (*GetPromptResponse_Error) isGetPromptResponse_Event() {}
+
+func (*GetPromptResponse_NeedsInput) isGetPromptResponse_Event() {}
+
+type CompleteRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Context *CallContext           `protobuf:"bytes,1,opt,name=context,proto3" json:"context,omitempty"`
+	// What the argument belongs to: a prompt or a resource template.
+	//
+	// Types that are valid to be assigned to Reference:
+	//
+	//	*CompleteRequest_Prompt
+	//	*CompleteRequest_UriTemplate
+	Reference isCompleteRequest_Reference `protobuf_oneof:"reference"`
+	// Name of the argument and what has been typed of its value.
+	Argument string `protobuf:"bytes,4,opt,name=argument,proto3" json:"argument,omitempty"`
+	Value    string `protobuf:"bytes,5,opt,name=value,proto3" json:"value,omitempty"`
+	// Values of other arguments that are known already.
+	Known         map[string]string `protobuf:"bytes,6,rep,name=known,proto3" json:"known,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompleteRequest) Reset() {
+	*x = CompleteRequest{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompleteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompleteRequest) ProtoMessage() {}
+
+func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompleteRequest.ProtoReflect.Descriptor instead.
+func (*CompleteRequest) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CompleteRequest) GetContext() *CallContext {
+	if x != nil {
+		return x.Context
+	}
+	return nil
+}
+
+func (x *CompleteRequest) GetReference() isCompleteRequest_Reference {
+	if x != nil {
+		return x.Reference
+	}
+	return nil
+}
+
+func (x *CompleteRequest) GetPrompt() string {
+	if x != nil {
+		if x, ok := x.Reference.(*CompleteRequest_Prompt); ok {
+			return x.Prompt
+		}
+	}
+	return ""
+}
+
+func (x *CompleteRequest) GetUriTemplate() string {
+	if x != nil {
+		if x, ok := x.Reference.(*CompleteRequest_UriTemplate); ok {
+			return x.UriTemplate
+		}
+	}
+	return ""
+}
+
+func (x *CompleteRequest) GetArgument() string {
+	if x != nil {
+		return x.Argument
+	}
+	return ""
+}
+
+func (x *CompleteRequest) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *CompleteRequest) GetKnown() map[string]string {
+	if x != nil {
+		return x.Known
+	}
+	return nil
+}
+
+type isCompleteRequest_Reference interface {
+	isCompleteRequest_Reference()
+}
+
+type CompleteRequest_Prompt struct {
+	Prompt string `protobuf:"bytes,2,opt,name=prompt,proto3,oneof"`
+}
+
+type CompleteRequest_UriTemplate struct {
+	UriTemplate string `protobuf:"bytes,3,opt,name=uri_template,json=uriTemplate,proto3,oneof"`
+}
+
+func (*CompleteRequest_Prompt) isCompleteRequest_Reference() {}
+
+func (*CompleteRequest_UriTemplate) isCompleteRequest_Reference() {}
+
+type CompleteResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 100 suggestions, best first.
+	Values []string `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	// How many there are in all; absent when unknown.
+	Total *uint64 `protobuf:"varint,2,opt,name=total,proto3,oneof" json:"total,omitempty"`
+	// There are more than were sent.
+	HasMore bool `protobuf:"varint,3,opt,name=has_more,json=hasMore,proto3" json:"has_more,omitempty"`
+	// Set instead of values when there is nothing to complete.
+	Error         *Error `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompleteResponse) Reset() {
+	*x = CompleteResponse{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompleteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompleteResponse) ProtoMessage() {}
+
+func (x *CompleteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompleteResponse.ProtoReflect.Descriptor instead.
+func (*CompleteResponse) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CompleteResponse) GetValues() []string {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *CompleteResponse) GetTotal() uint64 {
+	if x != nil && x.Total != nil {
+		return *x.Total
+	}
+	return 0
+}
+
+func (x *CompleteResponse) GetHasMore() bool {
+	if x != nil {
+		return x.HasMore
+	}
+	return false
+}
+
+func (x *CompleteResponse) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 // Progress is one progress notification. Values are raw JSON numbers.
 type Progress struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -763,7 +1170,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[7]
+	mi := &file_millrace_v1_worker_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -775,7 +1182,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[7]
+	mi := &file_millrace_v1_worker_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -788,7 +1195,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{7}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Progress) GetProgress() []byte {
@@ -825,7 +1232,7 @@ type LogMessage struct {
 
 func (x *LogMessage) Reset() {
 	*x = LogMessage{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[8]
+	mi := &file_millrace_v1_worker_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1244,7 @@ func (x *LogMessage) String() string {
 func (*LogMessage) ProtoMessage() {}
 
 func (x *LogMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[8]
+	mi := &file_millrace_v1_worker_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1257,7 @@ func (x *LogMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogMessage.ProtoReflect.Descriptor instead.
 func (*LogMessage) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{8}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LogMessage) GetLevel() string {
@@ -894,7 +1301,7 @@ type ToolResult struct {
 
 func (x *ToolResult) Reset() {
 	*x = ToolResult{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[9]
+	mi := &file_millrace_v1_worker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +1313,7 @@ func (x *ToolResult) String() string {
 func (*ToolResult) ProtoMessage() {}
 
 func (x *ToolResult) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[9]
+	mi := &file_millrace_v1_worker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +1326,7 @@ func (x *ToolResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolResult.ProtoReflect.Descriptor instead.
 func (*ToolResult) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{9}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ToolResult) GetContent() []byte {
@@ -974,7 +1381,7 @@ type ResourceResult struct {
 
 func (x *ResourceResult) Reset() {
 	*x = ResourceResult{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[10]
+	mi := &file_millrace_v1_worker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1393,7 @@ func (x *ResourceResult) String() string {
 func (*ResourceResult) ProtoMessage() {}
 
 func (x *ResourceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[10]
+	mi := &file_millrace_v1_worker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1406,7 @@ func (x *ResourceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceResult.ProtoReflect.Descriptor instead.
 func (*ResourceResult) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{10}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResourceResult) GetContents() []byte {
@@ -1030,6 +1437,70 @@ func (x *ResourceResult) GetPublic() bool {
 	return false
 }
 
+// PromptResult is a prompt, filled in.
+type PromptResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty when absent.
+	Description string `protobuf:"bytes,1,opt,name=description,proto3" json:"description,omitempty"`
+	// A JSON array of prompt messages.
+	Messages []byte `protobuf:"bytes,2,opt,name=messages,proto3" json:"messages,omitempty"`
+	// _meta, a JSON object; empty when absent.
+	Meta          []byte `protobuf:"bytes,3,opt,name=meta,proto3" json:"meta,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptResult) Reset() {
+	*x = PromptResult{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptResult) ProtoMessage() {}
+
+func (x *PromptResult) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptResult.ProtoReflect.Descriptor instead.
+func (*PromptResult) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PromptResult) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *PromptResult) GetMessages() []byte {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *PromptResult) GetMeta() []byte {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
 // Error is an outcome that is no result: the era chooses the code.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1041,6 +1512,7 @@ type Error struct {
 	// KIND_CUSTOM: the JSON-RPC code.
 	Code int32 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`
 	// KIND_CUSTOM: data, any JSON value; empty when absent.
+	// KIND_MISSING_CAPABILITY: a JSON object of capabilities.
 	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1048,7 +1520,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[11]
+	mi := &file_millrace_v1_worker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1532,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[11]
+	mi := &file_millrace_v1_worker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1545,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{11}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Error) GetKind() Error_Kind {
@@ -1127,7 +1599,7 @@ type NeedsInput struct {
 
 func (x *NeedsInput) Reset() {
 	*x = NeedsInput{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[12]
+	mi := &file_millrace_v1_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1611,7 @@ func (x *NeedsInput) String() string {
 func (*NeedsInput) ProtoMessage() {}
 
 func (x *NeedsInput) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[12]
+	mi := &file_millrace_v1_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1624,7 @@ func (x *NeedsInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NeedsInput.ProtoReflect.Descriptor instead.
 func (*NeedsInput) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{12}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NeedsInput) GetRequests() map[string][]byte {
@@ -1188,7 +1660,7 @@ type TaskHandle struct {
 
 func (x *TaskHandle) Reset() {
 	*x = TaskHandle{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[13]
+	mi := &file_millrace_v1_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1672,7 @@ func (x *TaskHandle) String() string {
 func (*TaskHandle) ProtoMessage() {}
 
 func (x *TaskHandle) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[13]
+	mi := &file_millrace_v1_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1685,7 @@ func (x *TaskHandle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskHandle.ProtoReflect.Descriptor instead.
 func (*TaskHandle) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{13}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TaskHandle) GetTaskId() string {
@@ -1242,14 +1714,15 @@ type Manifest struct {
 	// Shown to clients as part of the instructions of the server; may be empty.
 	Instructions string `protobuf:"bytes,6,opt,name=instructions,proto3" json:"instructions,omitempty"`
 	// Name of the worker for people; may be empty.
-	Title         string `protobuf:"bytes,7,opt,name=title,proto3" json:"title,omitempty"`
+	Title         string    `protobuf:"bytes,7,opt,name=title,proto3" json:"title,omitempty"`
+	Prompts       []*Prompt `protobuf:"bytes,8,rep,name=prompts,proto3" json:"prompts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[14]
+	mi := &file_millrace_v1_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1734,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[14]
+	mi := &file_millrace_v1_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1747,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{14}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Manifest) GetPool() string {
@@ -1326,6 +1799,13 @@ func (x *Manifest) GetTitle() string {
 	return ""
 }
 
+func (x *Manifest) GetPrompts() []*Prompt {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
 // Tool is one tool of a manifest.
 type Tool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1344,7 +1824,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[15]
+	mi := &file_millrace_v1_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1836,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[15]
+	mi := &file_millrace_v1_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1849,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{15}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Tool) GetName() string {
@@ -1407,6 +1887,69 @@ func (x *Tool) GetTimeoutUs() uint64 {
 	return 0
 }
 
+// Prompt is one prompt of a manifest.
+type Prompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The prompt as prompts/list shows it, a JSON object.
+	Definition []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	// The arguments whose values the worker can complete.
+	Completed     []string `protobuf:"bytes,3,rep,name=completed,proto3" json:"completed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prompt) Reset() {
+	*x = Prompt{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prompt) ProtoMessage() {}
+
+func (x *Prompt) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
+func (*Prompt) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Prompt) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Prompt) GetDefinition() []byte {
+	if x != nil {
+		return x.Definition
+	}
+	return nil
+}
+
+func (x *Prompt) GetCompleted() []string {
+	if x != nil {
+		return x.Completed
+	}
+	return nil
+}
+
 // Resource is one listed resource of a manifest.
 type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1419,7 +1962,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[16]
+	mi := &file_millrace_v1_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1974,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[16]
+	mi := &file_millrace_v1_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1987,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{16}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Resource) GetUri() string {
@@ -1466,14 +2009,16 @@ type ResourceTemplate struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	UriTemplate string                 `protobuf:"bytes,1,opt,name=uri_template,json=uriTemplate,proto3" json:"uri_template,omitempty"`
 	// The template as resources/templates/list shows it, a JSON object.
-	Definition    []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	Definition []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	// The variables whose values the worker can complete.
+	Completed     []string `protobuf:"bytes,3,rep,name=completed,proto3" json:"completed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResourceTemplate) Reset() {
 	*x = ResourceTemplate{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[17]
+	mi := &file_millrace_v1_worker_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +2030,7 @@ func (x *ResourceTemplate) String() string {
 func (*ResourceTemplate) ProtoMessage() {}
 
 func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[17]
+	mi := &file_millrace_v1_worker_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +2043,7 @@ func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceTemplate.ProtoReflect.Descriptor instead.
 func (*ResourceTemplate) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{17}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResourceTemplate) GetUriTemplate() string {
@@ -1511,6 +2056,13 @@ func (x *ResourceTemplate) GetUriTemplate() string {
 func (x *ResourceTemplate) GetDefinition() []byte {
 	if x != nil {
 		return x.Definition
+	}
+	return nil
+}
+
+func (x *ResourceTemplate) GetCompleted() []string {
+	if x != nil {
+		return x.Completed
 	}
 	return nil
 }
@@ -1568,7 +2120,39 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x05error\x18\x04 \x01(\v2\x12.millrace.v1.ErrorH\x00R\x05error\x12:\n" +
 	"\vneeds_input\x18\x05 \x01(\v2\x17.millrace.v1.NeedsInputH\x00R\n" +
 	"needsInputB\a\n" +
-	"\x05event\"V\n" +
+	"\x05event\"\xb9\x01\n" +
+	"\x10GetPromptRequest\x122\n" +
+	"\acontext\x18\x01 \x01(\v2\x18.millrace.v1.CallContextR\acontext\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\targuments\x18\x03 \x01(\fR\targuments\x12\x12\n" +
+	"\x04meta\x18\x04 \x01(\fR\x04meta\x12+\n" +
+	"\x06resume\x18\x05 \x01(\v2\x13.millrace.v1.ResumeR\x06resume\"\x9b\x02\n" +
+	"\x11GetPromptResponse\x123\n" +
+	"\bprogress\x18\x01 \x01(\v2\x15.millrace.v1.ProgressH\x00R\bprogress\x12+\n" +
+	"\x03log\x18\x02 \x01(\v2\x17.millrace.v1.LogMessageH\x00R\x03log\x123\n" +
+	"\x06result\x18\x03 \x01(\v2\x19.millrace.v1.PromptResultH\x00R\x06result\x12*\n" +
+	"\x05error\x18\x04 \x01(\v2\x12.millrace.v1.ErrorH\x00R\x05error\x12:\n" +
+	"\vneeds_input\x18\x05 \x01(\v2\x17.millrace.v1.NeedsInputH\x00R\n" +
+	"needsInputB\a\n" +
+	"\x05event\"\xbc\x02\n" +
+	"\x0fCompleteRequest\x122\n" +
+	"\acontext\x18\x01 \x01(\v2\x18.millrace.v1.CallContextR\acontext\x12\x18\n" +
+	"\x06prompt\x18\x02 \x01(\tH\x00R\x06prompt\x12#\n" +
+	"\furi_template\x18\x03 \x01(\tH\x00R\vuriTemplate\x12\x1a\n" +
+	"\bargument\x18\x04 \x01(\tR\bargument\x12\x14\n" +
+	"\x05value\x18\x05 \x01(\tR\x05value\x12=\n" +
+	"\x05known\x18\x06 \x03(\v2'.millrace.v1.CompleteRequest.KnownEntryR\x05known\x1a8\n" +
+	"\n" +
+	"KnownEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
+	"\treference\"\x94\x01\n" +
+	"\x10CompleteResponse\x12\x16\n" +
+	"\x06values\x18\x01 \x03(\tR\x06values\x12\x19\n" +
+	"\x05total\x18\x02 \x01(\x04H\x00R\x05total\x88\x01\x01\x12\x19\n" +
+	"\bhas_more\x18\x03 \x01(\bR\ahasMore\x12(\n" +
+	"\x05error\x18\x04 \x01(\v2\x12.millrace.v1.ErrorR\x05errorB\b\n" +
+	"\x06_total\"V\n" +
 	"\bProgress\x12\x1a\n" +
 	"\bprogress\x18\x01 \x01(\fR\bprogress\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\fR\x05total\x12\x18\n" +
@@ -1589,20 +2173,26 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\bcontents\x18\x01 \x01(\fR\bcontents\x12\x12\n" +
 	"\x04meta\x18\x02 \x01(\fR\x04meta\x12\x15\n" +
 	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\x12\x16\n" +
-	"\x06public\x18\x04 \x01(\bR\x06public\"\xa1\x02\n" +
+	"\x06public\x18\x04 \x01(\bR\x06public\"`\n" +
+	"\fPromptResult\x12 \n" +
+	"\vdescription\x18\x01 \x01(\tR\vdescription\x12\x1a\n" +
+	"\bmessages\x18\x02 \x01(\fR\bmessages\x12\x12\n" +
+	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xd7\x02\n" +
 	"\x05Error\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.millrace.v1.Error.KindR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x12\n" +
 	"\x04code\x18\x04 \x01(\x05R\x04code\x12\x12\n" +
-	"\x04data\x18\x05 \x01(\fR\x04data\"\x90\x01\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"\xc6\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_INTERNAL\x10\x01\x12\x1a\n" +
 	"\x16KIND_INVALID_ARGUMENTS\x10\x02\x12\x15\n" +
 	"\x11KIND_UNKNOWN_TOOL\x10\x03\x12\x1b\n" +
 	"\x17KIND_RESOURCE_NOT_FOUND\x10\x04\x12\x0f\n" +
-	"\vKIND_CUSTOM\x10\x05\"\xbe\x01\n" +
+	"\vKIND_CUSTOM\x10\x05\x12\x1b\n" +
+	"\x17KIND_MISSING_CAPABILITY\x10\x06\x12\x17\n" +
+	"\x13KIND_UNKNOWN_PROMPT\x10\a\"\xbe\x01\n" +
 	"\n" +
 	"NeedsInput\x12A\n" +
 	"\brequests\x18\x01 \x03(\v2%.millrace.v1.NeedsInput.RequestsEntryR\brequests\x12\x14\n" +
@@ -1614,7 +2204,7 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TaskHandle\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
-	"\x04task\x18\x02 \x01(\fR\x04task\"\x9e\x02\n" +
+	"\x04task\x18\x02 \x01(\fR\x04task\"\xcd\x02\n" +
 	"\bManifest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12'\n" +
@@ -1622,7 +2212,8 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\tresources\x18\x04 \x03(\v2\x15.millrace.v1.ResourceR\tresources\x12L\n" +
 	"\x12resource_templates\x18\x05 \x03(\v2\x1d.millrace.v1.ResourceTemplateR\x11resourceTemplates\x12\"\n" +
 	"\finstructions\x18\x06 \x01(\tR\finstructions\x12\x14\n" +
-	"\x05title\x18\a \x01(\tR\x05title\"\x96\x01\n" +
+	"\x05title\x18\a \x01(\tR\x05title\x12-\n" +
+	"\aprompts\x18\b \x03(\v2\x13.millrace.v1.PromptR\aprompts\"\x96\x01\n" +
 	"\x04Tool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -1633,20 +2224,29 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"idempotent\x18\x04 \x01(\bR\n" +
 	"idempotent\x12\x1d\n" +
 	"\n" +
-	"timeout_us\x18\x05 \x01(\x04R\ttimeoutUs\"<\n" +
+	"timeout_us\x18\x05 \x01(\x04R\ttimeoutUs\"Z\n" +
+	"\x06Prompt\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"definition\x18\x02 \x01(\fR\n" +
+	"definition\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x03(\tR\tcompleted\"<\n" +
 	"\bResource\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x1e\n" +
 	"\n" +
 	"definition\x18\x02 \x01(\fR\n" +
-	"definition\"U\n" +
+	"definition\"s\n" +
 	"\x10ResourceTemplate\x12!\n" +
 	"\furi_template\x18\x01 \x01(\tR\vuriTemplate\x12\x1e\n" +
 	"\n" +
 	"definition\x18\x02 \x01(\fR\n" +
-	"definition2\xb1\x01\n" +
+	"definition\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x03(\tR\tcompleted2\xc8\x02\n" +
 	"\rWorkerService\x12I\n" +
 	"\bCallTool\x12\x1c.millrace.v1.CallToolRequest\x1a\x1d.millrace.v1.CallToolResponse0\x01\x12U\n" +
-	"\fReadResource\x12 .millrace.v1.ReadResourceRequest\x1a!.millrace.v1.ReadResourceResponse0\x01B;Z9github.com/millrace/millrace/proto/millrace/v1;millracev1b\x06proto3"
+	"\fReadResource\x12 .millrace.v1.ReadResourceRequest\x1a!.millrace.v1.ReadResourceResponse0\x01\x12L\n" +
+	"\tGetPrompt\x12\x1d.millrace.v1.GetPromptRequest\x1a\x1e.millrace.v1.GetPromptResponse0\x01\x12G\n" +
+	"\bComplete\x12\x1c.millrace.v1.CompleteRequest\x1a\x1d.millrace.v1.CompleteResponseB;Z9github.com/millrace/millrace/proto/millrace/v1;millracev1b\x06proto3"
 
 var (
 	file_millrace_v1_worker_proto_rawDescOnce sync.Once
@@ -1661,7 +2261,7 @@ func file_millrace_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_millrace_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_millrace_v1_worker_proto_goTypes = []any{
 	(Error_Kind)(0),              // 0: millrace.v1.Error.Kind
 	(*CallContext)(nil),          // 1: millrace.v1.CallContext
@@ -1671,52 +2271,74 @@ var file_millrace_v1_worker_proto_goTypes = []any{
 	(*CallToolResponse)(nil),     // 5: millrace.v1.CallToolResponse
 	(*ReadResourceRequest)(nil),  // 6: millrace.v1.ReadResourceRequest
 	(*ReadResourceResponse)(nil), // 7: millrace.v1.ReadResourceResponse
-	(*Progress)(nil),             // 8: millrace.v1.Progress
-	(*LogMessage)(nil),           // 9: millrace.v1.LogMessage
-	(*ToolResult)(nil),           // 10: millrace.v1.ToolResult
-	(*ResourceResult)(nil),       // 11: millrace.v1.ResourceResult
-	(*Error)(nil),                // 12: millrace.v1.Error
-	(*NeedsInput)(nil),           // 13: millrace.v1.NeedsInput
-	(*TaskHandle)(nil),           // 14: millrace.v1.TaskHandle
-	(*Manifest)(nil),             // 15: millrace.v1.Manifest
-	(*Tool)(nil),                 // 16: millrace.v1.Tool
-	(*Resource)(nil),             // 17: millrace.v1.Resource
-	(*ResourceTemplate)(nil),     // 18: millrace.v1.ResourceTemplate
-	nil,                          // 19: millrace.v1.Resume.ResponsesEntry
-	nil,                          // 20: millrace.v1.NeedsInput.RequestsEntry
+	(*GetPromptRequest)(nil),     // 8: millrace.v1.GetPromptRequest
+	(*GetPromptResponse)(nil),    // 9: millrace.v1.GetPromptResponse
+	(*CompleteRequest)(nil),      // 10: millrace.v1.CompleteRequest
+	(*CompleteResponse)(nil),     // 11: millrace.v1.CompleteResponse
+	(*Progress)(nil),             // 12: millrace.v1.Progress
+	(*LogMessage)(nil),           // 13: millrace.v1.LogMessage
+	(*ToolResult)(nil),           // 14: millrace.v1.ToolResult
+	(*ResourceResult)(nil),       // 15: millrace.v1.ResourceResult
+	(*PromptResult)(nil),         // 16: millrace.v1.PromptResult
+	(*Error)(nil),                // 17: millrace.v1.Error
+	(*NeedsInput)(nil),           // 18: millrace.v1.NeedsInput
+	(*TaskHandle)(nil),           // 19: millrace.v1.TaskHandle
+	(*Manifest)(nil),             // 20: millrace.v1.Manifest
+	(*Tool)(nil),                 // 21: millrace.v1.Tool
+	(*Prompt)(nil),               // 22: millrace.v1.Prompt
+	(*Resource)(nil),             // 23: millrace.v1.Resource
+	(*ResourceTemplate)(nil),     // 24: millrace.v1.ResourceTemplate
+	nil,                          // 25: millrace.v1.Resume.ResponsesEntry
+	nil,                          // 26: millrace.v1.CompleteRequest.KnownEntry
+	nil,                          // 27: millrace.v1.NeedsInput.RequestsEntry
 }
 var file_millrace_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: millrace.v1.CallContext.principal:type_name -> millrace.v1.Principal
-	19, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
+	25, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
 	1,  // 2: millrace.v1.CallToolRequest.context:type_name -> millrace.v1.CallContext
 	3,  // 3: millrace.v1.CallToolRequest.resume:type_name -> millrace.v1.Resume
-	8,  // 4: millrace.v1.CallToolResponse.progress:type_name -> millrace.v1.Progress
-	9,  // 5: millrace.v1.CallToolResponse.log:type_name -> millrace.v1.LogMessage
-	10, // 6: millrace.v1.CallToolResponse.result:type_name -> millrace.v1.ToolResult
-	12, // 7: millrace.v1.CallToolResponse.error:type_name -> millrace.v1.Error
-	13, // 8: millrace.v1.CallToolResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	14, // 9: millrace.v1.CallToolResponse.task:type_name -> millrace.v1.TaskHandle
+	12, // 4: millrace.v1.CallToolResponse.progress:type_name -> millrace.v1.Progress
+	13, // 5: millrace.v1.CallToolResponse.log:type_name -> millrace.v1.LogMessage
+	14, // 6: millrace.v1.CallToolResponse.result:type_name -> millrace.v1.ToolResult
+	17, // 7: millrace.v1.CallToolResponse.error:type_name -> millrace.v1.Error
+	18, // 8: millrace.v1.CallToolResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	19, // 9: millrace.v1.CallToolResponse.task:type_name -> millrace.v1.TaskHandle
 	1,  // 10: millrace.v1.ReadResourceRequest.context:type_name -> millrace.v1.CallContext
 	3,  // 11: millrace.v1.ReadResourceRequest.resume:type_name -> millrace.v1.Resume
-	8,  // 12: millrace.v1.ReadResourceResponse.progress:type_name -> millrace.v1.Progress
-	9,  // 13: millrace.v1.ReadResourceResponse.log:type_name -> millrace.v1.LogMessage
-	11, // 14: millrace.v1.ReadResourceResponse.result:type_name -> millrace.v1.ResourceResult
-	12, // 15: millrace.v1.ReadResourceResponse.error:type_name -> millrace.v1.Error
-	13, // 16: millrace.v1.ReadResourceResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	0,  // 17: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
-	20, // 18: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
-	16, // 19: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
-	17, // 20: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
-	18, // 21: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
-	4,  // 22: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
-	6,  // 23: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
-	5,  // 24: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
-	7,  // 25: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
-	24, // [24:26] is the sub-list for method output_type
-	22, // [22:24] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	12, // 12: millrace.v1.ReadResourceResponse.progress:type_name -> millrace.v1.Progress
+	13, // 13: millrace.v1.ReadResourceResponse.log:type_name -> millrace.v1.LogMessage
+	15, // 14: millrace.v1.ReadResourceResponse.result:type_name -> millrace.v1.ResourceResult
+	17, // 15: millrace.v1.ReadResourceResponse.error:type_name -> millrace.v1.Error
+	18, // 16: millrace.v1.ReadResourceResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	1,  // 17: millrace.v1.GetPromptRequest.context:type_name -> millrace.v1.CallContext
+	3,  // 18: millrace.v1.GetPromptRequest.resume:type_name -> millrace.v1.Resume
+	12, // 19: millrace.v1.GetPromptResponse.progress:type_name -> millrace.v1.Progress
+	13, // 20: millrace.v1.GetPromptResponse.log:type_name -> millrace.v1.LogMessage
+	16, // 21: millrace.v1.GetPromptResponse.result:type_name -> millrace.v1.PromptResult
+	17, // 22: millrace.v1.GetPromptResponse.error:type_name -> millrace.v1.Error
+	18, // 23: millrace.v1.GetPromptResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	1,  // 24: millrace.v1.CompleteRequest.context:type_name -> millrace.v1.CallContext
+	26, // 25: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
+	17, // 26: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
+	0,  // 27: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
+	27, // 28: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
+	21, // 29: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
+	23, // 30: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
+	24, // 31: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
+	22, // 32: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
+	4,  // 33: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
+	6,  // 34: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
+	8,  // 35: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
+	10, // 36: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
+	5,  // 37: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
+	7,  // 38: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
+	9,  // 39: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
+	11, // 40: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
+	37, // [37:41] is the sub-list for method output_type
+	33, // [33:37] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_millrace_v1_worker_proto_init() }
@@ -1739,13 +2361,25 @@ func file_millrace_v1_worker_proto_init() {
 		(*ReadResourceResponse_Error)(nil),
 		(*ReadResourceResponse_NeedsInput)(nil),
 	}
+	file_millrace_v1_worker_proto_msgTypes[8].OneofWrappers = []any{
+		(*GetPromptResponse_Progress)(nil),
+		(*GetPromptResponse_Log)(nil),
+		(*GetPromptResponse_Result)(nil),
+		(*GetPromptResponse_Error)(nil),
+		(*GetPromptResponse_NeedsInput)(nil),
+	}
+	file_millrace_v1_worker_proto_msgTypes[9].OneofWrappers = []any{
+		(*CompleteRequest_Prompt)(nil),
+		(*CompleteRequest_UriTemplate)(nil),
+	}
+	file_millrace_v1_worker_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_v1_worker_proto_rawDesc), len(file_millrace_v1_worker_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

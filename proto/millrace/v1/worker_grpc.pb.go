@@ -25,20 +25,27 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	WorkerService_CallTool_FullMethodName     = "/millrace.v1.WorkerService/CallTool"
 	WorkerService_ReadResource_FullMethodName = "/millrace.v1.WorkerService/ReadResource"
+	WorkerService_GetPrompt_FullMethodName    = "/millrace.v1.WorkerService/GetPrompt"
+	WorkerService_Complete_FullMethodName     = "/millrace.v1.WorkerService/Complete"
 )
 
 // WorkerServiceClient is the client API for WorkerService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// WorkerService runs tools and reads resources. Each call answers with a
-// stream of events that ends with exactly one outcome (result, error,
-// needs_input or task); events before it are progress and log messages.
+// WorkerService runs tools, reads resources, fills in prompts and completes
+// arguments. Each streaming call answers with events that end with exactly one
+// outcome (result, error, needs_input or task); events before it are progress
+// and log messages.
 type WorkerServiceClient interface {
 	// CallTool runs one tool (MCP tools/call).
 	CallTool(ctx context.Context, in *CallToolRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CallToolResponse], error)
 	// ReadResource reads one resource (MCP resources/read).
 	ReadResource(ctx context.Context, in *ReadResourceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadResourceResponse], error)
+	// GetPrompt fills in one prompt (MCP prompts/get).
+	GetPrompt(ctx context.Context, in *GetPromptRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetPromptResponse], error)
+	// Complete suggests values for an argument (MCP completion/complete).
+	Complete(ctx context.Context, in *CompleteRequest, opts ...grpc.CallOption) (*CompleteResponse, error)
 }
 
 type workerServiceClient struct {
@@ -87,18 +94,52 @@ func (c *workerServiceClient) ReadResource(ctx context.Context, in *ReadResource
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type WorkerService_ReadResourceClient = grpc.ServerStreamingClient[ReadResourceResponse]
 
+func (c *workerServiceClient) GetPrompt(ctx context.Context, in *GetPromptRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetPromptResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &WorkerService_ServiceDesc.Streams[2], WorkerService_GetPrompt_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[GetPromptRequest, GetPromptResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type WorkerService_GetPromptClient = grpc.ServerStreamingClient[GetPromptResponse]
+
+func (c *workerServiceClient) Complete(ctx context.Context, in *CompleteRequest, opts ...grpc.CallOption) (*CompleteResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CompleteResponse)
+	err := c.cc.Invoke(ctx, WorkerService_Complete_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // WorkerServiceServer is the server API for WorkerService service.
 // All implementations must embed UnimplementedWorkerServiceServer
 // for forward compatibility.
 //
-// WorkerService runs tools and reads resources. Each call answers with a
-// stream of events that ends with exactly one outcome (result, error,
-// needs_input or task); events before it are progress and log messages.
+// WorkerService runs tools, reads resources, fills in prompts and completes
+// arguments. Each streaming call answers with events that end with exactly one
+// outcome (result, error, needs_input or task); events before it are progress
+// and log messages.
 type WorkerServiceServer interface {
 	// CallTool runs one tool (MCP tools/call).
 	CallTool(*CallToolRequest, grpc.ServerStreamingServer[CallToolResponse]) error
 	// ReadResource reads one resource (MCP resources/read).
 	ReadResource(*ReadResourceRequest, grpc.ServerStreamingServer[ReadResourceResponse]) error
+	// GetPrompt fills in one prompt (MCP prompts/get).
+	GetPrompt(*GetPromptRequest, grpc.ServerStreamingServer[GetPromptResponse]) error
+	// Complete suggests values for an argument (MCP completion/complete).
+	Complete(context.Context, *CompleteRequest) (*CompleteResponse, error)
 	mustEmbedUnimplementedWorkerServiceServer()
 }
 
@@ -114,6 +155,12 @@ func (UnimplementedWorkerServiceServer) CallTool(*CallToolRequest, grpc.ServerSt
 }
 func (UnimplementedWorkerServiceServer) ReadResource(*ReadResourceRequest, grpc.ServerStreamingServer[ReadResourceResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadResource not implemented")
+}
+func (UnimplementedWorkerServiceServer) GetPrompt(*GetPromptRequest, grpc.ServerStreamingServer[GetPromptResponse]) error {
+	return status.Error(codes.Unimplemented, "method GetPrompt not implemented")
+}
+func (UnimplementedWorkerServiceServer) Complete(context.Context, *CompleteRequest) (*CompleteResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Complete not implemented")
 }
 func (UnimplementedWorkerServiceServer) mustEmbedUnimplementedWorkerServiceServer() {}
 func (UnimplementedWorkerServiceServer) testEmbeddedByValue()                       {}
@@ -158,13 +205,47 @@ func _WorkerService_ReadResource_Handler(srv interface{}, stream grpc.ServerStre
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type WorkerService_ReadResourceServer = grpc.ServerStreamingServer[ReadResourceResponse]
 
+func _WorkerService_GetPrompt_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetPromptRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(WorkerServiceServer).GetPrompt(m, &grpc.GenericServerStream[GetPromptRequest, GetPromptResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type WorkerService_GetPromptServer = grpc.ServerStreamingServer[GetPromptResponse]
+
+func _WorkerService_Complete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CompleteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkerServiceServer).Complete(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkerService_Complete_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkerServiceServer).Complete(ctx, req.(*CompleteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // WorkerService_ServiceDesc is the grpc.ServiceDesc for WorkerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var WorkerService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "millrace.v1.WorkerService",
 	HandlerType: (*WorkerServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Complete",
+			Handler:    _WorkerService_Complete_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "CallTool",
@@ -174,6 +255,11 @@ var WorkerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ReadResource",
 			Handler:       _WorkerService_ReadResource_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "GetPrompt",
+			Handler:       _WorkerService_GetPrompt_Handler,
 			ServerStreams: true,
 		},
 	},
