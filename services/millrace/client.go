@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
@@ -60,9 +61,7 @@ func (c *client) request(ctx context.Context, method, name string, params map[st
 		meta[mcp.MetaProgressToken] = 1
 	}
 	all := map[string]any{"_meta": meta}
-	for k, v := range params {
-		all[k] = v
-	}
+	maps.Copy(all, params)
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": all})
 	if err != nil {
 		return nil, fmt.Errorf("request: %w", err)
@@ -171,7 +170,7 @@ type serverFlags struct {
 // edge of its own on the cluster's NATS. e is nil over HTTP.
 func (f *serverFlags) withEdge(ctx context.Context, a *app, do func(ctx context.Context, c *client, e *edge.Edge) error) error {
 	if f.NATS == "" {
-		return do(ctx, &client{url: f.URL, http: http.DefaultClient}, nil)
+		return do(ctx, &client{url: f.URL, http: &http.Client{}}, nil)
 	}
 	r := &roles{app: a}
 	r.conn.URL = f.NATS
@@ -184,15 +183,12 @@ func (f *serverFlags) withEdge(ctx context.Context, a *app, do func(ctx context.
 		return fmt.Errorf("no loopback port: %w", err)
 	}
 	server := &http.Server{Handler: e.Handler(), ReadHeaderTimeout: 10 * time.Second}
-	var result error
 	p := newProcess(ctx, a.log)
 	p.add(actor{"command", func(ctx context.Context) error {
 		if err := e.WaitReady(ctx); err != nil {
-			result = err
-			return nil
+			return err
 		}
-		result = do(ctx, &client{url: "http://" + ln.Addr().String() + "/mcp", http: &http.Client{}}, e)
-		return nil
+		return do(ctx, &client{url: "http://" + ln.Addr().String() + "/mcp", http: &http.Client{}}, e)
 	}}, actor{"http", func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, func() {
 			server.Close() //nolint:errcheck,gosec // the command is over
@@ -203,5 +199,5 @@ func (f *serverFlags) withEdge(ctx context.Context, a *app, do func(ctx context.
 		}
 		return nil
 	}}, edgeActor)
-	return errors.Join(p.run(), result)
+	return p.run()
 }

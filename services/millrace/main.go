@@ -96,8 +96,7 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	if text := err.Error(); text != "" {
 		_, _ = fmt.Fprintln(stderr, "millrace:", text) // as above
 	}
-	var exit *exitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exitError](err); ok {
 		return exit.code
 	}
 	return exitFailed

@@ -51,6 +51,9 @@ func (p *process) addOne(name string, execute func(ctx context.Context) error) {
 	p.group.Add(func() error {
 		defer close(done)
 		if err := execute(ctx); err != nil && ctx.Err() == nil {
+			if _, exit := errors.AsType[*exitError](err); exit {
+				return err
+			}
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/millrace/millrace/edge"
@@ -19,6 +21,10 @@ type stdioCmd struct {
 
 // Run serves until the client closes its end or a signal comes.
 func (c *stdioCmd) Run(ctx context.Context, a *app) error {
+	// Clients close stderr before they have read the last answers; a line of
+	// the log must not end the process then. A closed stdout is still noticed:
+	// the write fails.
+	signal.Ignore(syscall.SIGPIPE)
 	cfg := edge.Config{
 		Server: mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
 		Grace:  c.Grace,
