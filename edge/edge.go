@@ -51,6 +51,9 @@ type Config struct {
 	Limits jsonrpc.Limits
 	// CallTimeout and CallCeiling bound a call, see backend.Config.
 	CallTimeout, CallCeiling time.Duration
+	// AskTimeout is how long a client may take to answer a request of a tool;
+	// 0 means 10 min.
+	AskTimeout time.Duration
 	// Keepalive is the longest silence on an open stream; 0 means 15 s.
 	Keepalive time.Duration
 	// WriteTimeout is how long a client may leave bytes unread; 0 means 30 s.
@@ -133,8 +136,11 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	}
 	// The first era that claims a message serves it; legacy takes the rest.
 	e.eras = []exchange.Era{
-		&stateless.Era{Methods: runner},
-		&legacy.Era{Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge)},
+		&stateless.Era{Methods: runner, States: ring},
+		&legacy.Era{
+			Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge),
+			Pending: &exchange.Pending{}, AskTimeout: cfg.AskTimeout,
+		},
 	}
 	return e, nil
 }

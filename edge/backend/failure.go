@@ -32,6 +32,16 @@ const (
 	Cancelled
 	// TooLarge: a message went over a limit; Message says which.
 	TooLarge
+	// UnknownPrompt and UnknownTemplate: no such prompt or resource template;
+	// Subject is its name.
+	UnknownPrompt
+	UnknownTemplate
+	// MissingCapability: the client lacks capabilities; Data is the JSON
+	// object of those that are missing.
+	MissingCapability
+	// NoInput: the client did not give the input that the author asked for;
+	// Message says why.
+	NoInput
 	// Custom: the author's own JSON-RPC error: Code, Message and Data.
 	Custom
 )
@@ -43,14 +53,15 @@ type Failure struct {
 	Subject string
 	// Pool is set for Unavailable, Overloaded and WorkerLost.
 	Pool string
-	// Message is the author's text (Custom, ResourceNotFound) or that of the
-	// limit (TooLarge).
+	// Message is the author's text (Custom, ResourceNotFound, InvalidArguments),
+	// that of the limit (TooLarge), or why there is no input (NoInput).
 	Message string
 	// Detail is set for InvalidArguments.
 	Detail string
 	// Timeout is set for Timeout.
 	Timeout time.Duration
-	// Code and Data are set for Custom; Data is raw JSON and may be empty.
+	// Code is set for Custom, Data for Custom and MissingCapability; Data is
+	// raw JSON and may be empty.
 	Code int
 	Data []byte
 	// Cause is set for Cancelled.
@@ -73,6 +84,8 @@ func (f *Failure) Reason() string {
 		return "cancelled"
 	case TooLarge:
 		return "too_large"
+	case NoInput:
+		return "no_input"
 	default:
 		return ""
 	}
@@ -97,8 +110,14 @@ func (f *Failure) Text() string {
 	switch f.Kind {
 	case UnknownTool:
 		return "unknown tool " + quote(f.Subject) + ": tools/list shows those there are"
+	case UnknownPrompt:
+		return "unknown prompt " + quote(f.Subject) + ": prompts/list shows those there are"
+	case UnknownTemplate:
+		return "unknown resource template " + quote(f.Subject) + ": resources/templates/list shows those there are"
 	case InvalidArguments:
-		return "invalid arguments for tool " + quote(f.Subject) + ": " + f.Detail
+		return "invalid arguments for " + quote(f.Subject) + ": " + f.Detail
+	case MissingCapability:
+		return "the client does not declare a capability that this request needs: " + string(f.Data)
 	case ResourceNotFound:
 		if f.Message != "" {
 			return f.Message
@@ -114,7 +133,7 @@ func (f *Failure) Text() string {
 		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled"
 	case Cancelled:
 		return "the request was cancelled"
-	case TooLarge, Custom:
+	case TooLarge, NoInput, Custom:
 		return f.Message
 	default:
 		return "internal error"
@@ -137,6 +156,10 @@ func workerFailure(e *millracev1.Error) *Failure {
 		return &Failure{Kind: InvalidArguments, Message: e.GetMessage(), Detail: e.GetDetail()}
 	case millracev1.Error_KIND_UNKNOWN_TOOL:
 		return &Failure{Kind: UnknownTool}
+	case millracev1.Error_KIND_UNKNOWN_PROMPT:
+		return &Failure{Kind: UnknownPrompt}
+	case millracev1.Error_KIND_MISSING_CAPABILITY:
+		return &Failure{Kind: MissingCapability, Data: e.GetData()}
 	case millracev1.Error_KIND_RESOURCE_NOT_FOUND:
 		return &Failure{Kind: ResourceNotFound, Message: e.GetMessage()}
 	case millracev1.Error_KIND_CUSTOM:

@@ -17,11 +17,12 @@ import (
 // Snapshot is the catalog at one moment. It is immutable and safe for
 // concurrent use; its slices must not be changed.
 type Snapshot struct {
-	// Tools, Resources and Templates are sorted bytewise by name, URI and
-	// URI template.
+	// Tools, Resources, Templates and Prompts are sorted bytewise by name, URI
+	// or URI template.
 	Tools     []Tool
 	Resources []Resource
 	Templates []Template
+	Prompts   []Prompt
 	// Problems names what is announced but not offered, and why.
 	Problems []Problem
 	// Instructions are those of all pools, in the order of their names.
@@ -29,6 +30,8 @@ type Snapshot struct {
 
 	tools     map[string]*Tool
 	resources map[string]*Resource
+	templates map[string]*Template
+	prompts   map[string]*Prompt
 	matchers  []matcher
 	// pools and signature tell what the snapshot was made of.
 	pools     map[string]bool
@@ -61,6 +64,17 @@ type Template struct {
 	URITemplate string
 	Pool        string
 	Definition  []byte
+	// Completed are the variables whose values the pool can complete.
+	Completed []string
+}
+
+// Prompt is one prompt.
+type Prompt struct {
+	Name       string
+	Pool       string
+	Definition []byte
+	// Completed are the arguments whose values the pool can complete.
+	Completed []string
 }
 
 // Problem is an item that a pool announces and the catalog does not offer.
@@ -83,6 +97,18 @@ type matcher struct {
 // Tool finds a tool by its exact name.
 func (s *Snapshot) Tool(name string) (*Tool, bool) {
 	t, ok := s.tools[name]
+	return t, ok
+}
+
+// Prompt finds a prompt by its exact name.
+func (s *Snapshot) Prompt(name string) (*Prompt, bool) {
+	p, ok := s.prompts[name]
+	return p, ok
+}
+
+// Template finds a template by its exact text.
+func (s *Snapshot) Template(uriTemplate string) (*Template, bool) {
+	t, ok := s.templates[uriTemplate]
 	return t, ok
 }
 
@@ -121,7 +147,10 @@ type poolManifests struct {
 // the set of manifests: a name that two pools announce belongs to the pool
 // whose name sorts lower, whoever came first.
 func newSnapshot(pools []poolManifests) *Snapshot {
-	s := &Snapshot{tools: map[string]*Tool{}, resources: map[string]*Resource{}}
+	s := &Snapshot{
+		tools: map[string]*Tool{}, resources: map[string]*Resource{},
+		templates: map[string]*Template{}, prompts: map[string]*Prompt{},
+	}
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, func(a, b poolManifests) int { return cmp.Compare(a.name, b.name) })
 
@@ -167,6 +196,11 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 					s.Resources = append(s.Resources, Resource{URI: r.GetUri(), Pool: p.name, Definition: r.GetDefinition()})
 				}
 			}
+			for _, t := range m.GetPrompts() {
+				if claim("prompt ", t.GetName(), p.name, t.GetDefinition()) {
+					s.Prompts = append(s.Prompts, Prompt{Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted()})
+				}
+			}
 			for _, t := range m.GetResourceTemplates() {
 				parsed, err := uritemplate.New(t.GetUriTemplate())
 				if err != nil {
@@ -174,7 +208,7 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 					continue
 				}
 				if claim("template ", t.GetUriTemplate(), p.name, t.GetDefinition()) {
-					s.Templates = append(s.Templates, Template{URITemplate: t.GetUriTemplate(), Pool: p.name, Definition: t.GetDefinition()})
+					s.Templates = append(s.Templates, Template{URITemplate: t.GetUriTemplate(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted()})
 					s.matchers = append(s.matchers, matcher{parsed: parsed, literal: literalLength(parsed), template: &Template{URITemplate: t.GetUriTemplate(), Pool: p.name}})
 				}
 			}
@@ -187,6 +221,13 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 	slices.SortFunc(s.matchers, func(a, b matcher) int {
 		return cmp.Or(-cmp.Compare(a.literal, b.literal), cmp.Compare(a.template.URITemplate, b.template.URITemplate))
 	})
+	slices.SortFunc(s.Prompts, func(a, b Prompt) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range s.Prompts {
+		s.prompts[s.Prompts[i].Name] = &s.Prompts[i]
+	}
+	for i := range s.Templates {
+		s.templates[s.Templates[i].URITemplate] = &s.Templates[i]
+	}
 	for i := range s.Tools {
 		s.tools[s.Tools[i].Name] = &s.Tools[i]
 	}

@@ -10,6 +10,7 @@ package legacy
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/millrace/millrace/edge/backend"
 	"github.com/millrace/millrace/edge/exchange"
@@ -20,14 +21,18 @@ import (
 	"github.com/millrace/millrace/edge/session"
 )
 
-// capabilities are what initialize declares.
-const capabilities = `{"resources":{},"tools":{}}`
-
 // Era is the legacy era. Its fields are set once, before it serves; it is safe
 // for concurrent use.
 type Era struct {
 	Methods  *methods.Runner
 	Sessions *session.Issuer
+	// Pending are the requests to clients that wait for their answer.
+	Pending *exchange.Pending
+	// AskTimeout is how long a client may take to answer a request; 0 means
+	// 10 min.
+	AskTimeout time.Duration
+
+	levels levels
 }
 
 // Claims is always true: the legacy era serves what no other one claims.
@@ -45,7 +50,8 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	}
 	switch m.Kind() {
 	case jsonrpc.Response:
-		// An answer to nothing we asked is ignored.
+		// An answer to nothing we asked is accepted and ignored.
+		e.Pending.Deliver(client.Scope, m)
 		return exchange.Answer{}
 	case jsonrpc.Notification:
 		if m.Method == mcp.NotificationCancelled {
@@ -54,19 +60,18 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 		return exchange.Answer{}
 	case jsonrpc.Request:
 	}
-	if m.Method == mcp.MethodPing {
+	switch m.Method {
+	case mcp.MethodPing:
 		return exchange.Succeeded(m.ID, e.Methods.Render.Empty(client.Revision))
+	case mcp.MethodSetLevel:
+		return e.setLevel(client, m)
 	}
-	reply, ok := e.Methods.Run(ctx, client, m, out)
+	client.LogLevel = e.levels.get(client.Scope)
+	reply, ok := e.runRounds(ctx, client, m, out)
 	switch {
 	case !ok:
 		// Never HTTP 404: in this era that says the session is gone.
 		return exchange.Failed(m.ID, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found: " + m.Method})
-	case reply.NeedsInput != nil:
-		return exchange.Failed(m.ID, &jsonrpc.Error{
-			Code:    jsonrpc.CodeInternal,
-			Message: "the tool needs input from the client, which this server cannot ask for in this revision",
-		})
 	case reply.Error == nil:
 		return exchange.Succeeded(m.ID, reply.Result)
 	}
@@ -101,7 +106,7 @@ func (e *Era) initialize(req *exchange.Request) exchange.Answer {
 		return exchange.Failed(m.ID, err)
 	}
 	instructions := e.Methods.Backend.Instructions()
-	answer := exchange.Succeeded(m.ID, e.Methods.Render.Initialization(rev, []byte(capabilities), instructions))
+	answer := exchange.Succeeded(m.ID, e.Methods.Render.Initialization(rev, instructions))
 	if req.Peer != nil {
 		req.Peer.SetHandshake(&exchange.Handshake{Revision: rev, ClientInfo: clientInfo, Capabilities: clientCapabilities})
 		return answer
@@ -117,8 +122,8 @@ func (e *Era) initialize(req *exchange.Request) exchange.Answer {
 // client finds out who sent a message and under which revision it is served:
 // that of the connection or session, else the one the header names, else the
 // one the specification says to assume.
-func (e *Era) client(req *exchange.Request) (methods.Client, *exchange.Answer) {
-	c := methods.Client{Revision: mcp.Assumed(), Principal: req.Principal}
+func (e *Era) client(req *exchange.Request) (*methods.Client, *exchange.Answer) {
+	c := &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal}
 	if req.Peer != nil {
 		c.Scope, c.Session = req.Peer.Scope, req.Peer.Scope
 		if h := req.Peer.Handshake(); h != nil {

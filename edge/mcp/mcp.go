@@ -15,7 +15,16 @@ const (
 	MethodResourcesList         = "resources/list"
 	MethodResourcesRead         = "resources/read"
 	MethodResourceTemplatesList = "resources/templates/list"
+	MethodPromptsList           = "prompts/list"
 	MethodPromptsGet            = "prompts/get"
+	MethodComplete              = "completion/complete"
+	MethodSetLevel              = "logging/setLevel"
+
+	// Requests of a server to its client: sent as such up to 2025-11-25,
+	// embedded in results since.
+	MethodElicit        = "elicitation/create"
+	MethodCreateMessage = "sampling/createMessage"
+	MethodListRoots     = "roots/list"
 
 	NotificationInitialized = "notifications/initialized"
 	NotificationCancelled   = "notifications/cancelled"
@@ -55,9 +64,10 @@ const (
 
 // Values of resultType and cacheScope (specification 2026-07-28).
 const (
-	ResultComplete = "complete"
-	CachePublic    = "public"
-	CachePrivate   = "private"
+	ResultComplete      = "complete"
+	ResultInputRequired = "input_required"
+	CachePublic         = "public"
+	CachePrivate        = "private"
 )
 
 // Implementation names a piece of software (serverInfo, clientInfo).

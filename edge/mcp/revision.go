@@ -39,6 +39,10 @@ type Revision struct {
 	ResourceLinks bool
 	// Audio: content blocks of type audio exist.
 	Audio bool
+	// Completions: completion is a declared capability.
+	Completions bool
+	// ElicitationModes: elicitation requests say form or url.
+	ElicitationModes bool
 
 	// ArgumentErrorsAreResults: arguments that do not fit the schema make a
 	// result with isError, so that a model sees them; before, they are a
@@ -63,26 +67,26 @@ var revisions = [...]Revision{
 	},
 	{
 		Date: "2025-03-26", Number: 2,
-		Annotations: true, ProgressMessage: true, Audio: true,
+		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},
 	{
 		Date: "2025-06-18", Number: 3, ProtocolHeader: true,
-		Annotations: true, ProgressMessage: true, Audio: true,
+		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
 		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},
 	{
 		Date: "2025-11-25", Number: 4, ProtocolHeader: true,
-		Annotations: true, ProgressMessage: true, Audio: true,
-		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Icons: true,
+		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
+		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Icons: true, ElicitationModes: true,
 		ArgumentErrorsAreResults: true,
 		ResourceNotFound:         CodeResourceNotFound,
 	},
 	{
 		Date: "2026-07-28", Number: 5, Modern: true, ProtocolHeader: true,
-		Annotations: true, ProgressMessage: true, Audio: true,
-		Titles: true, StructuredObjects: true, StructuredValues: true, ItemMeta: true, ResourceLinks: true, Icons: true,
+		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
+		Titles: true, StructuredObjects: true, StructuredValues: true, ItemMeta: true, ResourceLinks: true, Icons: true, ElicitationModes: true,
 		ArgumentErrorsAreResults: true,
 		ResourceNotFound:         jsonrpc.CodeInvalidParams,
 		ResultType:               true, CacheHints: true,

@@ -1,7 +1,8 @@
 // Package methods runs the methods that every revision has: the lists,
-// tools/call and resources/read. The eras differ in what surrounds them (the
-// handshake or per-request metadata, sessions, HTTP statuses, what a closed
-// connection means), and that is theirs.
+// tools/call, resources/read, prompts/get and completion/complete. The eras
+// differ in what surrounds them (the handshake or per-request metadata,
+// sessions, HTTP statuses, how input is asked for, what a closed connection
+// means), and that is theirs.
 package methods
 
 import (
@@ -35,10 +36,20 @@ type Client struct {
 	Session string
 	// Outlives: a call goes on when the client's connection is lost.
 	Outlives bool
+	// LogLevel is the least severe level the client wants; empty: no logs.
+	LogLevel string
 	// Info, Capabilities and Extensions are JSON objects; nil when unknown.
 	Info, Capabilities, Extensions []byte
 	Principal                      *exchange.Principal
 	Trace                          backend.Trace
+}
+
+// Round is a further round of a request that needed input.
+type Round struct {
+	// Resume carries the answers and the worker's state.
+	Resume *millracev1.Resume
+	// Instance must serve the round; empty: any.
+	Instance string
 }
 
 // Reply is how a method ended: exactly one of Result, Error and NeedsInput is
@@ -51,147 +62,211 @@ type Reply struct {
 	Failure *backend.Failure
 }
 
-// Run runs the method of a request; ok is false when it is none of those this
-// package has. The call ends when ctx does, unless it outlives its client.
-func (r *Runner) Run(ctx context.Context, c Client, m *jsonrpc.Message, out exchange.Stream) (reply Reply, ok bool) {
-	switch m.Method {
-	case mcp.MethodToolsList:
-		return r.list(ctx, c, m, render.Tools), true
-	case mcp.MethodResourcesList:
-		return r.list(ctx, c, m, render.Resources), true
-	case mcp.MethodResourceTemplatesList:
-		return r.list(ctx, c, m, render.ResourceTemplates), true
-	case mcp.MethodToolsCall:
-		return r.callTool(ctx, c, m, out), true
-	case mcp.MethodResourcesRead:
-		return r.readResource(ctx, c, m, out), true
-	default:
-		return Reply{}, false
-	}
-}
-
-func (r *Runner) list(ctx context.Context, c Client, m *jsonrpc.Message, l render.List) Reply {
-	page, err := r.Render.ListPage(c.Revision, l, r.Backend.Snapshot(ctx), m.Params.Get("cursor"))
-	return Reply{Result: page, Error: err}
-}
-
-func (r *Runner) callTool(ctx context.Context, c Client, m *jsonrpc.Message, out exchange.Stream) Reply {
-	name, err := mcp.StringParam(m.Params, "name")
-	if err != nil {
-		return Reply{Error: err}
-	}
-	arguments, err := mcp.ObjectParam(m.Params, "arguments")
-	if err != nil {
-		return Reply{Error: err}
-	}
-	events, err := newEvents(c, m, out)
-	if err != nil {
-		return Reply{Error: err}
-	}
-	ctx, stop := r.start(ctx, c, m)
-	defer stop()
-	outcome := r.Backend.CallTool(ctx, &millracev1.CallToolRequest{
-		Context:   c.context(events),
-		Name:      name,
-		Arguments: arguments,
-		Meta:      m.Meta.Raw,
-	}, c.Trace, events)
-	switch {
-	case outcome.Result != nil:
-		return Reply{Result: r.Render.ToolResult(c.Revision, outcome.Result)}
-	case outcome.NeedsInput != nil:
-		return Reply{NeedsInput: outcome.NeedsInput}
-	case outcome.Failure != nil:
-		return r.failed(c, outcome.Failure)
-	default:
-		// No client can ask for tasks yet, so a worker has no reason to make
-		// one.
-		return r.failed(c, &backend.Failure{Kind: backend.Internal})
-	}
-}
-
-func (r *Runner) readResource(ctx context.Context, c Client, m *jsonrpc.Message, out exchange.Stream) Reply {
-	uri, err := mcp.StringParam(m.Params, "uri")
-	if err != nil {
-		return Reply{Error: err}
-	}
-	events, err := newEvents(c, m, out)
-	if err != nil {
-		return Reply{Error: err}
-	}
-	ctx, stop := r.start(ctx, c, m)
-	defer stop()
-	outcome := r.Backend.ReadResource(ctx, &millracev1.ReadResourceRequest{
-		Context: c.context(events),
-		Uri:     uri,
-		Meta:    m.Meta.Raw,
-	}, c.Trace, events)
-	switch {
-	case outcome.Result != nil:
-		return Reply{Result: r.Render.ResourceResult(c.Revision, outcome.Result)}
-	case outcome.NeedsInput != nil:
-		return Reply{NeedsInput: outcome.NeedsInput}
-	default:
-		return r.failed(c, outcome.Failure)
-	}
-}
-
-// start makes a call cancellable by its client.
-func (r *Runner) start(ctx context.Context, c Client, m *jsonrpc.Message) (context.Context, func()) {
+// Start makes a request cancellable by its client and, where it outlives the
+// client, independent of ctx. stop must be called when the request has ended.
+func (r *Runner) Start(ctx context.Context, c *Client, m *jsonrpc.Message) (_ context.Context, stop func()) {
 	if c.Outlives {
 		ctx = context.WithoutCancel(ctx)
 	}
 	return r.Calls.Start(ctx, c.Scope, m.ID)
 }
 
-func (r *Runner) failed(c Client, f *backend.Failure) Reply {
-	result, err := r.Render.Failure(c.Revision, f)
+// Run runs the method of a request; ok is false when it is none of those this
+// package has. The call ends when ctx does. round is nil in the first round.
+func (r *Runner) Run(ctx context.Context, c *Client, m *jsonrpc.Message, out exchange.Stream, round *Round) (reply Reply, ok bool) {
+	if round == nil {
+		round = &Round{}
+	}
+	req := request{Runner: r, client: c, m: m, out: out, round: round}
+	switch m.Method {
+	case mcp.MethodToolsList:
+		return req.list(ctx, render.Tools), true
+	case mcp.MethodResourcesList:
+		return req.list(ctx, render.Resources), true
+	case mcp.MethodResourceTemplatesList:
+		return req.list(ctx, render.ResourceTemplates), true
+	case mcp.MethodPromptsList:
+		return req.list(ctx, render.Prompts), true
+	case mcp.MethodToolsCall:
+		return req.callTool(ctx), true
+	case mcp.MethodResourcesRead:
+		return req.readResource(ctx), true
+	case mcp.MethodPromptsGet:
+		return req.getPrompt(ctx), true
+	case mcp.MethodComplete:
+		return req.complete(ctx), true
+	default:
+		return Reply{}, false
+	}
+}
+
+// Failed is the reply to a request that ended in a failure.
+func (r *Runner) Failed(c *Client, m *jsonrpc.Message, f *backend.Failure) Reply {
+	result, err := r.Render.Failure(c.Revision, m.Method == mcp.MethodToolsCall, f)
 	return Reply{Result: result, Error: err, Failure: f}
 }
 
-// context is what the worker is told about the caller.
-func (c *Client) context(e *events) *millracev1.CallContext {
+// request is one round of one request.
+type request struct {
+	*Runner
+	client *Client
+	m      *jsonrpc.Message
+	out    exchange.Stream
+	round  *Round
+}
+
+func (r *request) list(ctx context.Context, l render.List) Reply {
+	page, err := r.Render.ListPage(r.client.Revision, l, r.Backend.Snapshot(ctx), r.m.Params.Get("cursor"))
+	return Reply{Result: page, Error: err}
+}
+
+func (r *request) callTool(ctx context.Context) Reply {
+	name, arguments, err := r.nameAndArguments()
+	if err != nil {
+		return Reply{Error: err}
+	}
+	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
+		outcome := r.Backend.CallTool(ctx, &millracev1.CallToolRequest{
+			Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
+		}, o)
+		return reply(r, outcome, func(res *millracev1.ToolResult) []byte { return r.Render.ToolResult(r.client.Revision, res) })
+	})
+}
+
+func (r *request) readResource(ctx context.Context) Reply {
+	uri, err := mcp.StringParam(r.m.Params, "uri")
+	if err != nil {
+		return Reply{Error: err}
+	}
+	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
+		outcome := r.Backend.ReadResource(ctx, &millracev1.ReadResourceRequest{
+			Context: cc, Uri: uri, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
+		}, o)
+		return reply(r, outcome, func(res *millracev1.ResourceResult) []byte {
+			if r.round.Resume != nil {
+				// It depends on answers that are no part of a cache's key
+				// (server/utilities/caching, "Cache Key").
+				res.TtlMs, res.Public = 0, false
+			}
+			return r.Render.ResourceResult(r.client.Revision, res)
+		})
+	})
+}
+
+func (r *request) getPrompt(ctx context.Context) Reply {
+	name, arguments, err := r.nameAndArguments()
+	if err != nil {
+		return Reply{Error: err}
+	}
+	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
+		outcome := r.Backend.GetPrompt(ctx, &millracev1.GetPromptRequest{
+			Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
+		}, o)
+		return reply(r, outcome, func(res *millracev1.PromptResult) []byte { return r.Render.PromptResult(r.client.Revision, res) })
+	})
+}
+
+func (r *request) complete(ctx context.Context) Reply {
+	ref, err := mcp.ParseCompletion(r.m.Params)
+	if err != nil {
+		return Reply{Error: err}
+	}
+	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
+		req := &millracev1.CompleteRequest{Context: cc, Argument: ref.Argument, Value: ref.Value, Known: ref.Known}
+		if ref.Prompt {
+			req.Reference = &millracev1.CompleteRequest_Prompt{Prompt: ref.Name}
+		} else {
+			req.Reference = &millracev1.CompleteRequest_UriTemplate{UriTemplate: ref.Name}
+		}
+		resp, failure := r.Backend.Complete(ctx, req, o)
+		if failure != nil {
+			return r.Failed(r.client, r.m, failure)
+		}
+		return Reply{Result: r.Render.Completion(r.client.Revision, resp)}
+	})
+}
+
+func (r *request) nameAndArguments() (name string, arguments []byte, err *jsonrpc.Error) {
+	if name, err = mcp.StringParam(r.m.Params, "name"); err != nil {
+		return "", nil, err
+	}
+	arguments, err = mcp.ObjectParam(r.m.Params, "arguments")
+	return name, arguments, err
+}
+
+// withOptions prepares what every call to a worker needs.
+func withOptions(r *request, call func(*millracev1.CallContext, backend.Options) Reply) Reply {
+	token, err := mcp.ProgressToken(r.m.Meta)
+	if err != nil {
+		return Reply{Error: err}
+	}
+	c := r.client
 	cc := &millracev1.CallContext{
 		ProtocolVersion:    c.Revision.Date,
 		ClientInfo:         c.Info,
 		ClientCapabilities: c.Capabilities,
 		ClientExtensions:   c.Extensions,
 		Scope:              c.Session,
-		WantsProgress:      e.token != nil && e.out.Open(),
+		WantsProgress:      token != nil && r.out.Open(),
+	}
+	if r.out.Open() {
+		cc.LogLevel = c.LogLevel
 	}
 	if p := c.Principal; p != nil {
 		cc.Principal = &millracev1.Principal{Issuer: p.Issuer, Subject: p.Subject, Scopes: p.Scopes}
 	}
-	return cc
+	return call(cc, backend.Options{
+		Trace:    c.Trace,
+		Instance: r.round.Instance,
+		Events:   &events{client: c, token: token, out: r.out},
+	})
+}
+
+// reply turns the outcome of a call into a reply.
+func reply[R comparable](r *request, o backend.Outcome[R], result func(R) []byte) Reply {
+	var none R
+	switch {
+	case o.Result != none:
+		return Reply{Result: result(o.Result)}
+	case o.NeedsInput != nil:
+		return Reply{NeedsInput: o.NeedsInput}
+	case o.Failure != nil:
+		return r.Failed(r.client, r.m, o.Failure)
+	default:
+		// No client can ask for tasks yet, so a worker has no reason to make
+		// one.
+		return r.Failed(r.client, r.m, &backend.Failure{Kind: backend.Internal})
+	}
 }
 
 // events passes the events of one call on to the client as notifications. It
 // is used by one goroutine.
 type events struct {
-	rev      *mcp.Revision
-	token    []byte
-	out      exchange.Stream
-	outlives bool
-}
-
-func newEvents(c Client, m *jsonrpc.Message, out exchange.Stream) (*events, *jsonrpc.Error) {
-	token, err := mcp.ProgressToken(m.Meta)
-	if err != nil {
-		return nil, err
-	}
-	return &events{c.Revision, token, out, c.Outlives}, nil
+	client *Client
+	token  []byte
+	out    exchange.Stream
 }
 
 // Progress sends a progress notification.
 func (e *events) Progress(p *millracev1.Progress) error {
-	if e.token == nil || !e.out.Open() {
+	if e.token == nil {
 		return nil
 	}
-	if err := e.out.Send(render.Progress(e.rev, e.token, p)); err != nil && !e.outlives {
+	return e.send(render.Progress(e.client.Revision, e.token, p))
+}
+
+// Log sends a log message. The worker leaves out what is below the level; here
+// it only matters that a client that wants none gets none.
+func (e *events) Log(l *millracev1.LogMessage) error {
+	if e.client.LogLevel == "" {
+		return nil
+	}
+	return e.send(render.LogMessage(l))
+}
+
+func (e *events) send(msg []byte) error {
+	if err := e.out.Send(msg); err != nil && !e.client.Outlives {
 		return err
 	}
 	return nil
 }
-
-// Log drops the message: no era declares the logging capability yet.
-func (e *events) Log(*millracev1.LogMessage) error { return nil }

@@ -7,23 +7,34 @@ import (
 )
 
 // Failure turns a failure into what the revision says about it: a result that
-// a model should see, or a JSON-RPC error. Exactly one of the two is set. This
-// is the only place where the backend's terms become codes.
+// a model should see, where the request was for a tool, or a JSON-RPC error.
+// Exactly one of the two is set. This is the only place where the backend's
+// terms become codes.
 //
 // Faults of ours are all -32603, with data.reason for programs: the range
 // -32000 to -32099 belongs to the specification.
-func (r *Renderer) Failure(rev *mcp.Revision, f *backend.Failure) (result []byte, err *jsonrpc.Error) {
+func (r *Renderer) Failure(rev *mcp.Revision, tool bool, f *backend.Failure) (result []byte, err *jsonrpc.Error) {
 	e := &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: f.Text()}
 	data := newObject(64 + len(f.Detail) + len(f.Subject))
 	switch f.Kind {
-	case backend.UnknownTool:
+	case backend.UnknownTool, backend.UnknownPrompt, backend.UnknownTemplate:
 		e.Code = jsonrpc.CodeInvalidParams
 	case backend.InvalidArguments:
-		if rev.ArgumentErrorsAreResults {
+		if tool && rev.ArgumentErrorsAreResults {
 			return r.ToolError(rev, f.Text()), nil
 		}
 		e.Code = jsonrpc.CodeInvalidParams
 		data.string("detail", f.Detail)
+	case backend.MissingCapability:
+		if rev.Modern {
+			e.Code = mcp.CodeMissingCapability
+			data.raw("requiredCapabilities", f.Data)
+			break
+		}
+		if tool {
+			// Before, no code says so: the model is told.
+			return r.ToolError(rev, f.Text()), nil
+		}
 	case backend.ResourceNotFound:
 		e.Code = rev.ResourceNotFound
 		data.string("uri", f.Subject)

@@ -17,6 +17,7 @@ const (
 	Tools List = iota
 	Resources
 	ResourceTemplates
+	Prompts
 )
 
 // member is the name of the list in its result.
@@ -26,6 +27,8 @@ func (l List) member() string {
 		return "tools"
 	case Resources:
 		return "resources"
+	case Prompts:
+		return "prompts"
 	default:
 		return "resourceTemplates"
 	}
@@ -58,6 +61,10 @@ func (l List) items(rev *mcp.Revision, s *catalog.Snapshot) []item {
 		case Resources:
 			for i := range s.Resources {
 				items = append(items, item{s.Resources[i].URI, fit(rev, s.Resources[i].Definition)})
+			}
+		case Prompts:
+			for i := range s.Prompts {
+				items = append(items, item{s.Prompts[i].Name, fit(rev, s.Prompts[i].Definition)})
 			}
 		case ResourceTemplates:
 			for i := range s.Templates {

@@ -5,6 +5,8 @@ package render
 
 import (
 	"bytes"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -90,12 +92,16 @@ func (o *object) end() []byte { return append(o.buf, '}') }
 
 // begin opens a result with what the revision wants in every result.
 func (r *Renderer) begin(rev *mcp.Revision, meta []byte, size int) *object {
+	return r.beginAs(rev, mcp.ResultComplete, meta, size)
+}
+
+func (r *Renderer) beginAs(rev *mcp.Revision, resultType string, meta []byte, size int) *object {
 	o := newObject(size + len(meta) + len(r.Server) + 128)
 	if !rev.ResultType {
 		o.raw("_meta", meta)
 		return o
 	}
-	o.string("resultType", mcp.ResultComplete)
+	o.string("resultType", resultType)
 	m := newObject(len(meta) + len(r.Server) + 64)
 	m.raw(mcp.MetaServerInfo, r.Server)
 	m.members(meta, mcp.MetaServerInfo)
@@ -175,12 +181,93 @@ func Progress(rev *mcp.Revision, token []byte, p *millracev1.Progress) []byte {
 	return jsonrpc.AppendNotification(nil, mcp.NotificationProgress, o.end())
 }
 
+// LogMessage writes a log notification.
+func LogMessage(l *millracev1.LogMessage) []byte {
+	o := newObject(64 + len(l.GetData()))
+	o.string("level", l.GetLevel())
+	if l.GetLogger() != "" {
+		o.string("logger", l.GetLogger())
+	}
+	o.raw("data", l.GetData())
+	return jsonrpc.AppendNotification(nil, mcp.NotificationMessage, o.end())
+}
+
+// PromptResult writes a prompt, filled in.
+func (r *Renderer) PromptResult(rev *mcp.Revision, res *millracev1.PromptResult) []byte {
+	o := r.begin(rev, res.GetMeta(), len(res.GetMessages())+len(res.GetDescription()))
+	if res.GetDescription() != "" {
+		o.string("description", res.GetDescription())
+	}
+	o.raw("messages", res.GetMessages())
+	return o.end()
+}
+
+// maxCompletions is the most values one completion may have ("Completion
+// Results").
+const maxCompletions = 100
+
+// Completion writes suggestions for an argument.
+func (r *Renderer) Completion(rev *mcp.Revision, res *millracev1.CompleteResponse) []byte {
+	values := res.GetValues()
+	more := res.GetHasMore() || len(values) > maxCompletions
+	values = values[:min(len(values), maxCompletions)]
+	c := newObject(256)
+	c.key("values")
+	c.buf = append(c.buf, '[')
+	for i, v := range values {
+		if i > 0 {
+			c.buf = append(c.buf, ',')
+		}
+		c.buf = jsonrpc.AppendString(c.buf, v)
+	}
+	c.buf = append(c.buf, ']')
+	if res.Total != nil {
+		c.key("total")
+		c.buf = strconv.AppendUint(c.buf, res.GetTotal(), 10)
+	}
+	c.key("hasMore")
+	c.buf = strconv.AppendBool(c.buf, more)
+	o := r.begin(rev, nil, len(c.buf)+32)
+	o.raw("completion", c.end())
+	return o.end()
+}
+
+// InputRequired writes the result that asks the client for input (basic/
+// patterns/mrtr, "InputRequiredResult").
+func (r *Renderer) InputRequired(rev *mcp.Revision, needs *millracev1.NeedsInput, state string) []byte {
+	o := r.beginAs(rev, mcp.ResultInputRequired, nil, 512+len(state))
+	if len(needs.GetRequests()) > 0 {
+		requests := newObject(512)
+		for _, key := range slices.Sorted(maps.Keys(needs.GetRequests())) {
+			requests.comma()
+			requests.buf = jsonrpc.AppendString(requests.buf, key)
+			requests.buf = append(requests.buf, ':')
+			requests.buf = append(requests.buf, needs.GetRequests()[key]...)
+		}
+		o.raw("inputRequests", requests.end())
+	}
+	o.string("requestState", state)
+	return o.end()
+}
+
+// Capabilities writes what the server declares.
+func Capabilities(rev *mcp.Revision) []byte {
+	o := newObject(128)
+	if rev.Completions {
+		o.raw("completions", []byte("{}"))
+	}
+	for _, name := range []string{"logging", "prompts", "resources", "tools"} {
+		o.raw(name, []byte("{}"))
+	}
+	return o.end()
+}
+
 // Discovery writes the result of server/discover.
-func (r *Renderer) Discovery(rev *mcp.Revision, capabilities []byte, instructions string) []byte {
+func (r *Renderer) Discovery(rev *mcp.Revision, instructions string) []byte {
 	o := r.begin(rev, nil, 256+len(instructions))
 	o.key("supportedVersions")
 	o.buf = append(o.buf, SupportedVersions()...)
-	o.raw("capabilities", capabilities)
+	o.raw("capabilities", Capabilities(rev))
 	if instructions != "" {
 		o.string("instructions", instructions)
 	}
@@ -189,10 +276,10 @@ func (r *Renderer) Discovery(rev *mcp.Revision, capabilities []byte, instruction
 }
 
 // Initialization writes the result of initialize.
-func (r *Renderer) Initialization(rev *mcp.Revision, capabilities []byte, instructions string) []byte {
+func (r *Renderer) Initialization(rev *mcp.Revision, instructions string) []byte {
 	o := newObject(256 + len(instructions))
 	o.string("protocolVersion", rev.Date)
-	o.raw("capabilities", capabilities)
+	o.raw("capabilities", Capabilities(rev))
 	o.raw("serverInfo", r.Server)
 	if instructions != "" {
 		o.string("instructions", instructions)

@@ -1,10 +1,14 @@
 // Package seal authenticates the small pieces of state that Millrace hands to
-// clients and takes back: session ids and list cursors. Whatever edge gets one
+// clients and takes back: session ids, list cursors, and the state of requests
+// that need input. Whatever edge gets one
 // back can tell, without asking anybody, that an edge of this deployment made
 // it and that nobody changed it.
 package seal
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -87,6 +91,69 @@ func (r *Ring) Open(purpose, token string) ([]byte, error) {
 		return body[1:], nil
 	}
 	return nil, ErrInvalid
+}
+
+// Encrypt returns payload as a token that only this ring can read. The purpose
+// is authenticated but not part of the token.
+func (r *Ring) Encrypt(purpose string, payload []byte) (string, error) {
+	k := r.keys[0]
+	aead, err := k.aead()
+	if err != nil {
+		return "", err
+	}
+	raw := make([]byte, 1+aead.NonceSize(), 1+aead.NonceSize()+len(payload)+aead.Overhead())
+	raw[0] = k.ID
+	if _, err := rand.Read(raw[1:]); err != nil {
+		return "", fmt.Errorf("seal: no random nonce: %w", err)
+	}
+	raw = aead.Seal(raw, raw[1:], payload, []byte(purpose))
+	return base64.RawURLEncoding.EncodeToString(raw), nil
+}
+
+// Decrypt returns the payload of a token that Encrypt made for the same
+// purpose, or ErrInvalid.
+func (r *Ring) Decrypt(purpose, token string) ([]byte, error) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	if err != nil || len(raw) == 0 {
+		return nil, ErrInvalid
+	}
+	for _, k := range r.keys {
+		if k.ID != raw[0] {
+			continue
+		}
+		aead, err := k.aead()
+		if err != nil {
+			return nil, err
+		}
+		if len(raw) < 1+aead.NonceSize() {
+			return nil, ErrInvalid
+		}
+		nonce, sealed := raw[1:1+aead.NonceSize()], raw[1+aead.NonceSize():]
+		payload, err := aead.Open(nil, nonce, sealed, []byte(purpose))
+		if err != nil {
+			return nil, ErrInvalid
+		}
+		return payload, nil
+	}
+	return nil, ErrInvalid
+}
+
+// aead is the cipher of a key: AES-256-GCM under a key of its own, so that one
+// secret serves both uses.
+func (k Key) aead() (cipher.AEAD, error) {
+	derived, err := hkdf.Key(sha256.New, k.Secret, nil, "millrace/seal/encrypt", 32)
+	if err != nil {
+		return nil, fmt.Errorf("seal: %w", err)
+	}
+	block, err := aes.NewCipher(derived)
+	if err != nil {
+		return nil, fmt.Errorf("seal: %w", err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, fmt.Errorf("seal: %w", err)
+	}
+	return aead, nil
 }
 
 // mac appends the code of a purpose and a body to dst. The length of the

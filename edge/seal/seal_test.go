@@ -2,6 +2,7 @@ package seal
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"testing"
 )
@@ -55,6 +56,40 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	if _, err := r.Open("cursor", token); !errors.Is(err, ErrInvalid) {
 		t.Errorf("other purpose: Open = %v, want ErrInvalid", err)
+	}
+}
+
+func TestEncryptAndDecrypt(t *testing.T) {
+	t.Parallel()
+	r := ring(t)
+	secret := []byte("what the worker wants to know again")
+	token, err := r.Encrypt("state", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.Encrypt("state", secret); err != nil || again == token {
+		t.Errorf("two tokens of one payload are equal (%v)", err)
+	}
+	if got, err := r.Decrypt("state", token); err != nil || !bytes.Equal(got, secret) {
+		t.Errorf("Decrypt = %q, %v", got, err)
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil || bytes.Contains(raw, secret[:8]) {
+		t.Errorf("the token shows its payload (%v)", err)
+	}
+	for name, bad := range map[string]string{
+		"empty": "", "short": "AAAA", "appended": token + "-TAMPERED", "cut": token[:len(token)-2],
+		"sealed, not encrypted": r.Seal("state", secret),
+	} {
+		if _, err := r.Decrypt("state", bad); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: Decrypt = %v, want ErrInvalid", name, err)
+		}
+	}
+	if _, err := r.Decrypt("other", token); !errors.Is(err, ErrInvalid) {
+		t.Errorf("other purpose: Decrypt = %v, want ErrInvalid", err)
+	}
+	if _, err := ring(t).Decrypt("state", token); !errors.Is(err, ErrInvalid) {
+		t.Errorf("other ring: Decrypt = %v, want ErrInvalid", err)
 	}
 }
 

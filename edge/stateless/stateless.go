@@ -14,15 +14,15 @@ import (
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/methods"
 	"github.com/millrace/millrace/edge/render"
+	"github.com/millrace/millrace/edge/seal"
 )
-
-// capabilities are what server/discover declares.
-const capabilities = `{"resources":{},"tools":{}}`
 
 // Era is the stateless era. Its fields are set once, before it serves; it is
 // safe for concurrent use.
 type Era struct {
 	Methods *methods.Runner
+	// States protects the state of requests that need input.
+	States *seal.Ring
 }
 
 // Claims reports whether a message is of this era: it carries the protocol
@@ -65,17 +65,24 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	}
 	if m.Method == mcp.MethodDiscover {
 		instructions := e.Methods.Backend.Instructions()
-		return exchange.Succeeded(m.ID, e.Methods.Render.Discovery(client.Revision, []byte(capabilities), instructions))
+		return exchange.Succeeded(m.ID, e.Methods.Render.Discovery(client.Revision, instructions))
 	}
-	reply, ok := e.Methods.Run(ctx, client, m, out)
+	round, err := e.round(req)
+	if err != nil {
+		return exchange.Failed(m.ID, err)
+	}
+	ctx, stop := e.Methods.Start(ctx, client, m)
+	defer stop()
+	reply, ok := e.Methods.Run(ctx, client, m, out, round)
 	switch {
 	case !ok:
 		return exchange.Refused(mcp.Modern(), http.StatusNotFound, m.ID, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found: " + m.Method})
 	case reply.NeedsInput != nil:
-		return exchange.Failed(m.ID, &jsonrpc.Error{
-			Code:    jsonrpc.CodeInternal,
-			Message: "the tool needs input from the client, which this server cannot pass on yet",
-		})
+		state, err := e.sealState(req, reply.NeedsInput)
+		if err != nil {
+			return exchange.Failed(m.ID, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"})
+		}
+		return exchange.Succeeded(m.ID, e.Methods.Render.InputRequired(client.Revision, reply.NeedsInput, state))
 	case reply.Error == nil:
 		return exchange.Succeeded(m.ID, reply.Result)
 	}
@@ -88,13 +95,15 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	return answer
 }
 
-// failureStatus is the HTTP status of a failed call. The revision sets statuses
-// for refused requests only; load balancers and clients understand 503 for the
-// two failures where nothing ran.
+// failureStatus is the HTTP status of a failed call. The revision sets it for a
+// missing capability; load balancers and clients understand 503 for the two
+// failures where nothing ran.
 func failureStatus(f *backend.Failure) int {
 	switch f.Kind {
 	case backend.Overloaded, backend.Unavailable:
 		return http.StatusServiceUnavailable
+	case backend.MissingCapability:
+		return http.StatusBadRequest
 	default:
 		return http.StatusOK
 	}
@@ -102,9 +111,9 @@ func failureStatus(f *backend.Failure) int {
 
 // client reads and checks the metadata of a request (basic/index, "_meta"; on
 // HTTP also transports/streamable-http, "Server Validation").
-func (e *Era) client(req *exchange.Request) (methods.Client, *jsonrpc.Error) {
+func (e *Era) client(req *exchange.Request) (*methods.Client, *jsonrpc.Error) {
 	m := &req.Message
-	c := methods.Client{Principal: req.Principal}
+	c := &methods.Client{Principal: req.Principal}
 	if req.Peer != nil {
 		c.Scope = req.Peer.Scope
 	}
@@ -142,6 +151,12 @@ func (e *Era) client(req *exchange.Request) (methods.Client, *jsonrpc.Error) {
 	}
 	if caps, err := jsonrpc.ParseObject(c.Capabilities); err == nil {
 		c.Extensions = caps.Get("extensions")
+	}
+	if raw := m.Meta.Get(mcp.MetaLogLevel); raw != nil {
+		var err *jsonrpc.Error
+		if c.LogLevel, err = mcp.LogLevel(raw, "params._meta["+quoted(mcp.MetaLogLevel)+"]"); err != nil {
+			return c, err
+		}
 	}
 	c.Trace = trace(req)
 	return c, nil

@@ -3,7 +3,9 @@ package bus
 import (
 	"context"
 	"io"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc/interop/grpc_testing"
@@ -143,8 +145,23 @@ func benchName(parallel bool) string {
 	return "1"
 }
 
+// processorTime is what the process has used so far. It is what to compare on a
+// machine that does other things too.
+func processorTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 func run(b *testing.B, parallel bool, f func() error) {
 	b.ReportAllocs()
+	before := processorTime(b)
+	defer func() {
+		b.ReportMetric(float64((processorTime(b)-before).Microseconds())/float64(b.N), "cpu-us/op")
+	}()
 	if !parallel {
 		for b.Loop() {
 			if err := f(); err != nil {

@@ -307,13 +307,14 @@ func (call *clientCall) onBusy() {
 		return
 	}
 	budget := min(call.c.cfg.WaitBudget, call.deadline.Sub(call.firstPush)/4)
-	pause := backoff(call.pushes - pushesAtOnce - 1)
-	if now.Add(pause).Sub(call.firstPush) > budget {
+	left := budget - now.Sub(call.firstPush)
+	if left <= 0 {
 		call.mu.Unlock()
 		call.fail(failure(codes.ResourceExhausted, ReasonOverloaded, "every instance is busy"))
 		return
 	}
-	call.timer = time.AfterFunc(pause, call.repush)
+	pause := backoff(call.pushes - pushesAtOnce - 1)
+	call.timer = time.AfterFunc(min(pause, left), call.repush)
 	call.mu.Unlock()
 }
 
@@ -335,8 +336,13 @@ func (call *clientCall) onNoResponders() {
 	call.mu.Unlock()
 
 	pause := backoff(pushes - 1)
-	known := !call.cc.direct && call.c.cfg.Known != nil && call.c.cfg.Known(call.cc.pool)
-	if !call.opts.waitForReady && (!known || since+pause > noResponderRetry) {
+	if !call.opts.waitForReady {
+		pause = min(pause, noResponderRetry-since)
+		if call.cc.direct || call.c.cfg.Known == nil || !call.c.cfg.Known(call.cc.pool) {
+			pause = 0
+		}
+	}
+	if pause <= 0 {
 		call.fail(failure(codes.Unavailable, ReasonNoResponders, "no instance of pool "+call.cc.pool+" is there"))
 		return
 	}

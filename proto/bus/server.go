@@ -88,6 +88,10 @@ type Server struct {
 	bufs   buffers
 	ready  chan struct{} // closed by Run once the instance takes calls
 	poke   chan struct{} // capacity 1, never closed: a heartbeat is due; excess is dropped
+	// work hands calls to idle goroutines: unbuffered, so a call for which none
+	// waits gets a new one. Never closed; quit is, by Run.
+	work chan *serverCall
+	quit chan struct{}
 
 	accepts, holds delayQueue[*serverCall]
 	stale          staleness // touched by the goroutine of the pool's subscription only
@@ -154,6 +158,8 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 		replyP:   conn.prefix + "e.",
 		ready:    make(chan struct{}),
 		poke:     make(chan struct{}, 1),
+		work:     make(chan *serverCall),
+		quit:     make(chan struct{}),
 		calls:    make(map[uint64]*serverCall),
 		services: make(map[string]bool),
 	}
@@ -436,6 +442,7 @@ func (r *serverRun) close() {
 	for _, m := range manifests {
 		unsubscribe(m.sub)
 	}
+	close(r.s.quit)
 	r.s.accepts.close()
 	r.s.holds.close()
 }
@@ -571,7 +578,24 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
 	s.used.Store(int32(len(s.calls)))
 	s.wg.Add(1)
 	s.mu.Unlock()
-	go call.run()
+	select {
+	case s.work <- call:
+	default:
+		go s.serve(call)
+	}
+}
+
+// serve runs a call and then others: a goroutine that has run one has the stack
+// for the next. There are never more of them than calls ran at a time.
+func (s *Server) serve(call *serverCall) {
+	for {
+		call.run()
+		select {
+		case call = <-s.work:
+		case <-s.quit:
+			return
+		}
+	}
 }
 
 // hold keeps Run waiting for one more goroutine of a call, and reports false

@@ -103,8 +103,11 @@ func (c *serverCall) run() {
 	} else {
 		c.flush()
 	}
-	resp, err := c.handle(ctx)
-	c.finish(resp, err)
+	// Deferred, for a handler that ends its goroutine.
+	var resp any
+	err := errPanic
+	defer func() { c.finish(resp, err) }()
+	resp, err = c.handle(ctx)
 }
 
 // caller is the address of the client of a call.
@@ -127,7 +130,7 @@ func (c *serverCall) handle(ctx context.Context) (resp any, err error) {
 		// A panic, or the end of the goroutine from inside.
 		r := recover()
 		c.s.logger.Error("handler panicked", "method", c.method.name, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
-		resp, err = nil, status.Error(codes.Internal, "internal error")
+		resp, err = nil, errPanic
 	}()
 	if c.method.unary != nil {
 		resp, err = c.method.unary(c.method.impl, ctx, c.decode, c.s.cfg.UnaryInterceptor)
@@ -542,6 +545,9 @@ func (c *serverCall) setTrailer(md metadata.MD) {
 	defer c.sendMu.Unlock()
 	c.trailer = metadata.Join(c.trailer, md)
 }
+
+// errPanic is all that a caller learns about a panic.
+var errPanic = status.Error(codes.Internal, "internal error")
 
 var errHeaderSent = errors.New("bus: the headers were sent already")
 

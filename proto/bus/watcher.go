@@ -1,7 +1,6 @@
 package bus
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -34,6 +33,8 @@ const (
 	// beatQueue is how many heartbeats may wait for the watcher; further ones
 	// are dropped, which looks like a lost heartbeat and ends with a probe.
 	beatQueue = 4096
+	// fetchTimeout is how long one part of a manifest may take.
+	fetchTimeout = 2 * time.Second
 	// maxManifest bounds a fetched manifest.
 	maxManifest = 64 << 20
 )
@@ -375,32 +376,36 @@ func (w *Watcher) Fetch(ctx context.Context, hash Hash) ([]byte, error) {
 		if err != nil {
 			return nil, status.Errorf(codes.Internal, "manifest %s: %v", hash, err)
 		}
-		msg, err := w.conn.nc.RequestWithContext(ctx, w.conn.manifestSubject(hash), req)
+		part, cancel := context.WithTimeout(ctx, fetchTimeout)
+		msg, err := w.conn.nc.RequestWithContext(part, w.conn.manifestSubject(hash), req)
+		cancel()
 		switch {
 		case errors.Is(err, nats.ErrNoResponders):
 			return nil, failure(codes.Unavailable, ReasonNoResponders, "no instance has manifest "+hash.String())
 		case err != nil && ctx.Err() != nil:
 			return nil, contextError(ctx)
+		case errors.Is(err, context.DeadlineExceeded):
+			return nil, failure(codes.Unavailable, ReasonWorkerLost, "the instance that has manifest "+hash.String()+" does not answer")
 		case err != nil:
 			return nil, failure(codes.Unavailable, ReasonDisconnected, "no connection to the bus: "+err.Error())
 		}
-		var part busv1.FetchResponse
-		if err := proto.Unmarshal(msg.Data, &part); err != nil {
+		var got busv1.FetchResponse
+		if err := proto.Unmarshal(msg.Data, &got); err != nil {
 			return nil, status.Errorf(codes.DataLoss, "manifest %s: malformed answer", hash)
 		}
-		if part.GetTotal() > maxManifest {
-			return nil, status.Errorf(codes.ResourceExhausted, "manifest %s has %d bytes, the limit is %d", hash, part.GetTotal(), maxManifest)
+		if got.GetTotal() > maxManifest {
+			return nil, status.Errorf(codes.ResourceExhausted, "manifest %s has %d bytes, the limit is %d", hash, got.GetTotal(), maxManifest)
 		}
 		if data == nil {
-			data = make([]byte, 0, min(part.GetTotal(), defaultChunk))
+			data = make([]byte, 0, min(got.GetTotal(), defaultChunk))
 		}
-		data = append(data, part.GetData()...)
+		data = append(data, got.GetData()...)
 		switch n := uint64(len(data)); {
-		case n > part.GetTotal(), n < part.GetTotal() && len(part.GetData()) == 0:
+		case n > got.GetTotal(), n < got.GetTotal() && len(got.GetData()) == 0:
 			return nil, status.Errorf(codes.DataLoss, "manifest %s: the parts do not add up", hash)
-		case n == part.GetTotal():
-			if got := HashOf(data); !bytes.Equal(got[:], hash[:]) {
-				return nil, status.Errorf(codes.DataLoss, "manifest %s: the content has hash %s", hash, got)
+		case n == got.GetTotal():
+			if sum := HashOf(data); sum != hash {
+				return nil, status.Errorf(codes.DataLoss, "manifest %s: the content has hash %s", hash, sum)
 			}
 			return data, nil
 		}

@@ -97,29 +97,19 @@ func Start(cfg Config) (*Server, error) {
 	log := &serverLog{logger: logger, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(log, false, false, false)
 
-	// Start reports trouble only through the log and would leave the wait
-	// below to run into its timeout, so a fatal message ends it.
-	ready := make(chan bool, 1)
-	go func() {
-		ns.Start()
-		ready <- ns.ReadyForConnections(readyTimeout)
-	}()
+	// Start does not block, and reports trouble only through the log.
+	ns.Start()
 	select {
 	case msg := <-log.fatal:
 		s.Shutdown()
 		return nil, errors.New("localnats: " + msg)
-	case ok := <-ready:
-		if ok {
-			return s, nil
-		}
-		s.Shutdown()
-		select {
-		case msg := <-log.fatal:
-			return nil, errors.New("localnats: " + msg)
-		default:
-			return nil, fmt.Errorf("localnats: not ready after %v", readyTimeout)
-		}
+	default:
 	}
+	if !ns.ReadyForConnections(readyTimeout) {
+		s.Shutdown()
+		return nil, fmt.Errorf("localnats: not ready after %v", readyTimeout)
+	}
+	return s, nil
 }
 
 // InProcessConn returns a new connection to the server through memory.

@@ -277,7 +277,10 @@ type Resume struct {
 	// Answers by the key of the question, each a JSON value.
 	Responses map[string][]byte `protobuf:"bytes,1,rep,name=responses,proto3" json:"responses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The opaque state of the NeedsInput outcome, unchanged.
-	State         []byte `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	State []byte `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// JSON-RPC error objects of questions that the client answered with an
+	// error, by key.
+	Errors        map[string][]byte `protobuf:"bytes,3,rep,name=errors,proto3" json:"errors,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -322,6 +325,13 @@ func (x *Resume) GetResponses() map[string][]byte {
 func (x *Resume) GetState() []byte {
 	if x != nil {
 		return x.State
+	}
+	return nil
+}
+
+func (x *Resume) GetErrors() map[string][]byte {
+	if x != nil {
+		return x.Errors
 	}
 	return nil
 }
@@ -2085,11 +2095,15 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\tPrincipal\x12\x16\n" +
 	"\x06issuer\x18\x01 \x01(\tR\x06issuer\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\x12\x16\n" +
-	"\x06scopes\x18\x03 \x03(\tR\x06scopes\"\x9e\x01\n" +
+	"\x06scopes\x18\x03 \x03(\tR\x06scopes\"\x92\x02\n" +
 	"\x06Resume\x12@\n" +
 	"\tresponses\x18\x01 \x03(\v2\".millrace.v1.Resume.ResponsesEntryR\tresponses\x12\x14\n" +
-	"\x05state\x18\x02 \x01(\fR\x05state\x1a<\n" +
+	"\x05state\x18\x02 \x01(\fR\x05state\x127\n" +
+	"\x06errors\x18\x03 \x03(\v2\x1f.millrace.v1.Resume.ErrorsEntryR\x06errors\x1a<\n" +
 	"\x0eResponsesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\x1a9\n" +
+	"\vErrorsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\xb8\x01\n" +
 	"\x0fCallToolRequest\x122\n" +
@@ -2261,7 +2275,7 @@ func file_millrace_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_millrace_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_millrace_v1_worker_proto_goTypes = []any{
 	(Error_Kind)(0),              // 0: millrace.v1.Error.Kind
 	(*CallContext)(nil),          // 1: millrace.v1.CallContext
@@ -2289,56 +2303,58 @@ var file_millrace_v1_worker_proto_goTypes = []any{
 	(*Resource)(nil),             // 23: millrace.v1.Resource
 	(*ResourceTemplate)(nil),     // 24: millrace.v1.ResourceTemplate
 	nil,                          // 25: millrace.v1.Resume.ResponsesEntry
-	nil,                          // 26: millrace.v1.CompleteRequest.KnownEntry
-	nil,                          // 27: millrace.v1.NeedsInput.RequestsEntry
+	nil,                          // 26: millrace.v1.Resume.ErrorsEntry
+	nil,                          // 27: millrace.v1.CompleteRequest.KnownEntry
+	nil,                          // 28: millrace.v1.NeedsInput.RequestsEntry
 }
 var file_millrace_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: millrace.v1.CallContext.principal:type_name -> millrace.v1.Principal
 	25, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
-	1,  // 2: millrace.v1.CallToolRequest.context:type_name -> millrace.v1.CallContext
-	3,  // 3: millrace.v1.CallToolRequest.resume:type_name -> millrace.v1.Resume
-	12, // 4: millrace.v1.CallToolResponse.progress:type_name -> millrace.v1.Progress
-	13, // 5: millrace.v1.CallToolResponse.log:type_name -> millrace.v1.LogMessage
-	14, // 6: millrace.v1.CallToolResponse.result:type_name -> millrace.v1.ToolResult
-	17, // 7: millrace.v1.CallToolResponse.error:type_name -> millrace.v1.Error
-	18, // 8: millrace.v1.CallToolResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	19, // 9: millrace.v1.CallToolResponse.task:type_name -> millrace.v1.TaskHandle
-	1,  // 10: millrace.v1.ReadResourceRequest.context:type_name -> millrace.v1.CallContext
-	3,  // 11: millrace.v1.ReadResourceRequest.resume:type_name -> millrace.v1.Resume
-	12, // 12: millrace.v1.ReadResourceResponse.progress:type_name -> millrace.v1.Progress
-	13, // 13: millrace.v1.ReadResourceResponse.log:type_name -> millrace.v1.LogMessage
-	15, // 14: millrace.v1.ReadResourceResponse.result:type_name -> millrace.v1.ResourceResult
-	17, // 15: millrace.v1.ReadResourceResponse.error:type_name -> millrace.v1.Error
-	18, // 16: millrace.v1.ReadResourceResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	1,  // 17: millrace.v1.GetPromptRequest.context:type_name -> millrace.v1.CallContext
-	3,  // 18: millrace.v1.GetPromptRequest.resume:type_name -> millrace.v1.Resume
-	12, // 19: millrace.v1.GetPromptResponse.progress:type_name -> millrace.v1.Progress
-	13, // 20: millrace.v1.GetPromptResponse.log:type_name -> millrace.v1.LogMessage
-	16, // 21: millrace.v1.GetPromptResponse.result:type_name -> millrace.v1.PromptResult
-	17, // 22: millrace.v1.GetPromptResponse.error:type_name -> millrace.v1.Error
-	18, // 23: millrace.v1.GetPromptResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	1,  // 24: millrace.v1.CompleteRequest.context:type_name -> millrace.v1.CallContext
-	26, // 25: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
-	17, // 26: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
-	0,  // 27: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
-	27, // 28: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
-	21, // 29: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
-	23, // 30: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
-	24, // 31: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
-	22, // 32: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
-	4,  // 33: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
-	6,  // 34: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
-	8,  // 35: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
-	10, // 36: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
-	5,  // 37: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
-	7,  // 38: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
-	9,  // 39: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
-	11, // 40: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
-	37, // [37:41] is the sub-list for method output_type
-	33, // [33:37] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	26, // 2: millrace.v1.Resume.errors:type_name -> millrace.v1.Resume.ErrorsEntry
+	1,  // 3: millrace.v1.CallToolRequest.context:type_name -> millrace.v1.CallContext
+	3,  // 4: millrace.v1.CallToolRequest.resume:type_name -> millrace.v1.Resume
+	12, // 5: millrace.v1.CallToolResponse.progress:type_name -> millrace.v1.Progress
+	13, // 6: millrace.v1.CallToolResponse.log:type_name -> millrace.v1.LogMessage
+	14, // 7: millrace.v1.CallToolResponse.result:type_name -> millrace.v1.ToolResult
+	17, // 8: millrace.v1.CallToolResponse.error:type_name -> millrace.v1.Error
+	18, // 9: millrace.v1.CallToolResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	19, // 10: millrace.v1.CallToolResponse.task:type_name -> millrace.v1.TaskHandle
+	1,  // 11: millrace.v1.ReadResourceRequest.context:type_name -> millrace.v1.CallContext
+	3,  // 12: millrace.v1.ReadResourceRequest.resume:type_name -> millrace.v1.Resume
+	12, // 13: millrace.v1.ReadResourceResponse.progress:type_name -> millrace.v1.Progress
+	13, // 14: millrace.v1.ReadResourceResponse.log:type_name -> millrace.v1.LogMessage
+	15, // 15: millrace.v1.ReadResourceResponse.result:type_name -> millrace.v1.ResourceResult
+	17, // 16: millrace.v1.ReadResourceResponse.error:type_name -> millrace.v1.Error
+	18, // 17: millrace.v1.ReadResourceResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	1,  // 18: millrace.v1.GetPromptRequest.context:type_name -> millrace.v1.CallContext
+	3,  // 19: millrace.v1.GetPromptRequest.resume:type_name -> millrace.v1.Resume
+	12, // 20: millrace.v1.GetPromptResponse.progress:type_name -> millrace.v1.Progress
+	13, // 21: millrace.v1.GetPromptResponse.log:type_name -> millrace.v1.LogMessage
+	16, // 22: millrace.v1.GetPromptResponse.result:type_name -> millrace.v1.PromptResult
+	17, // 23: millrace.v1.GetPromptResponse.error:type_name -> millrace.v1.Error
+	18, // 24: millrace.v1.GetPromptResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	1,  // 25: millrace.v1.CompleteRequest.context:type_name -> millrace.v1.CallContext
+	27, // 26: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
+	17, // 27: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
+	0,  // 28: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
+	28, // 29: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
+	21, // 30: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
+	23, // 31: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
+	24, // 32: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
+	22, // 33: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
+	4,  // 34: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
+	6,  // 35: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
+	8,  // 36: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
+	10, // 37: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
+	5,  // 38: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
+	7,  // 39: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
+	9,  // 40: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
+	11, // 41: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
+	38, // [38:42] is the sub-list for method output_type
+	34, // [34:38] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_millrace_v1_worker_proto_init() }
@@ -2379,7 +2395,7 @@ func file_millrace_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_v1_worker_proto_rawDesc), len(file_millrace_v1_worker_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,234 @@
+package backend
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/millrace/millrace/proto/bus"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// Events takes what a call reports before its outcome. It is called by the
+// goroutine that runs the call. An error ends the call: the client does not
+// read any more.
+type Events interface {
+	Progress(*millracev1.Progress) error
+	Log(*millracev1.LogMessage) error
+}
+
+// Options are what a request needs besides its message.
+type Options struct {
+	Trace Trace
+	// Instance must serve the call; empty: any instance of the pool.
+	Instance string
+	// Events takes progress and log messages; it must be set for requests
+	// that have them.
+	Events Events
+}
+
+// Outcome is how a request ended: exactly one field is set. R is the pointer
+// type of its result.
+type Outcome[R any] struct {
+	Result     R
+	NeedsInput *millracev1.NeedsInput
+	Task       *millracev1.TaskHandle
+	Failure    *Failure
+}
+
+// CallTool runs a tool. The request is the caller's to fill; the call ends
+// when ctx does.
+func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest, o Options) Outcome[*millracev1.ToolResult] {
+	tool, ok := b.Snapshot(ctx).Tool(req.GetName())
+	if !ok {
+		return Outcome[*millracev1.ToolResult]{Failure: &Failure{Kind: UnknownTool, Subject: req.GetName()}}
+	}
+	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout}
+	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
+		return c.CallTool(ctx, req)
+	})
+}
+
+// ReadResource reads a resource; it fills in the template that matched.
+func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResourceRequest, o Options) Outcome[*millracev1.ResourceResult] {
+	pool, template, ok := b.Snapshot(ctx).Resource(req.GetUri())
+	if !ok {
+		return Outcome[*millracev1.ResourceResult]{Failure: &Failure{Kind: ResourceNotFound, Subject: req.GetUri()}}
+	}
+	req.UriTemplate = template
+	t := target{pool: pool, subject: req.GetUri()}
+	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.ReadResourceResponse], error) {
+		return c.ReadResource(ctx, req)
+	})
+}
+
+// GetPrompt fills in a prompt.
+func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptRequest, o Options) Outcome[*millracev1.PromptResult] {
+	prompt, ok := b.Snapshot(ctx).Prompt(req.GetName())
+	if !ok {
+		return Outcome[*millracev1.PromptResult]{Failure: &Failure{Kind: UnknownPrompt, Subject: req.GetName()}}
+	}
+	t := target{pool: prompt.Pool, subject: req.GetName()}
+	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.GetPromptResponse], error) {
+		return c.GetPrompt(ctx, req)
+	})
+}
+
+// Complete suggests values for an argument. An argument that its worker does
+// not complete has no suggestions, which is no failure.
+func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest, o Options) (*millracev1.CompleteResponse, *Failure) {
+	s := b.Snapshot(ctx)
+	var t target
+	var completed []string
+	switch ref := req.GetReference().(type) {
+	case *millracev1.CompleteRequest_Prompt:
+		prompt, ok := s.Prompt(ref.Prompt)
+		if !ok {
+			return nil, &Failure{Kind: UnknownPrompt, Subject: ref.Prompt}
+		}
+		t, completed = target{pool: prompt.Pool, subject: ref.Prompt}, prompt.Completed
+	case *millracev1.CompleteRequest_UriTemplate:
+		template, ok := s.Template(ref.UriTemplate)
+		if !ok {
+			return nil, &Failure{Kind: UnknownTemplate, Subject: ref.UriTemplate}
+		}
+		t, completed = target{pool: template.Pool, subject: ref.UriTemplate}, template.Completed
+	}
+	found := false
+	for _, name := range completed {
+		found = found || name == req.GetArgument()
+	}
+	if !found {
+		return &millracev1.CompleteResponse{}, nil
+	}
+	call := b.begin(ctx, b.timeout)
+	defer call.end()
+	client := millracev1.NewWorkerServiceClient(b.pools.Pool(t.pool))
+	resp, err := client.Complete(o.Trace.outgoing(call), req)
+	if err != nil {
+		return nil, t.named(b.failure(call, t.pool, err))
+	}
+	if resp.GetError() != nil {
+		return nil, t.named(workerFailure(resp.GetError()))
+	}
+	return resp, nil
+}
+
+// target is who serves a request, and what it is about.
+type target struct {
+	pool, subject string
+	timeout       time.Duration
+}
+
+func (t target) named(f *Failure) *Failure {
+	f.Subject = t.subject
+	return f
+}
+
+// stream and event are what the generated streams and their messages have in
+// common.
+type stream[E any] interface {
+	Recv() (E, error)
+}
+
+type event[R any] interface {
+	GetProgress() *millracev1.Progress
+	GetLog() *millracev1.LogMessage
+	GetResult() R
+	GetNeedsInput() *millracev1.NeedsInput
+	GetError() *millracev1.Error
+}
+
+// run makes a call and passes on its events until the outcome.
+func run[E event[R], R comparable](
+	ctx context.Context, b *Backend, t target, o Options,
+	open func(context.Context, millracev1.WorkerServiceClient) (stream[E], error),
+) Outcome[R] {
+	call := b.begin(ctx, cmp.Or(t.timeout, b.timeout))
+	defer call.end()
+	fail := func(err error) Outcome[R] {
+		return Outcome[R]{Failure: t.named(b.failure(call, t.pool, err))}
+	}
+	conn := b.pools.Pool(t.pool)
+	if o.Instance != "" {
+		conn = b.pools.Instance(t.pool, o.Instance)
+	}
+	events, err := open(o.Trace.outgoing(call), millracev1.NewWorkerServiceClient(conn))
+	if err != nil {
+		return fail(err)
+	}
+	var none R
+	for {
+		ev, err := events.Recv()
+		if err != nil {
+			return fail(err)
+		}
+		if p := ev.GetProgress(); p != nil {
+			call.progressed()
+			if err := o.Events.Progress(p); err != nil {
+				return fail(err)
+			}
+			continue
+		}
+		if l := ev.GetLog(); l != nil {
+			if err := o.Events.Log(l); err != nil {
+				return fail(err)
+			}
+			continue
+		}
+		if r := ev.GetResult(); r != none {
+			return Outcome[R]{Result: r}
+		}
+		if n := ev.GetNeedsInput(); n != nil {
+			return Outcome[R]{NeedsInput: n}
+		}
+		if e := ev.GetError(); e != nil {
+			return Outcome[R]{Failure: t.named(workerFailure(e))}
+		}
+		if tool, ok := any(ev).(interface{ GetTask() *millracev1.TaskHandle }); ok && tool.GetTask() != nil {
+			return Outcome[R]{Task: tool.GetTask()}
+		}
+		// An event of a newer worker: not known here, and not the outcome.
+	}
+}
+
+// failure says in the backend's terms why a call gave no outcome.
+func (b *Backend) failure(c *call, pool string, err error) *Failure {
+	switch {
+	case c.timedOut.Load():
+		return &Failure{Kind: Timeout, Timeout: c.timeout}
+	case c.Err() != nil:
+		return &Failure{Kind: Cancelled, Cause: context.Cause(c)}
+	case errors.Is(err, io.EOF):
+		// A stream that ends well without an outcome is a broken worker.
+		b.log.Error("worker ended a call without an outcome", "pool", pool)
+		return &Failure{Kind: Internal}
+	}
+	reason := bus.Reason(err)
+	switch status.Code(err) {
+	case codes.DeadlineExceeded:
+		return &Failure{Kind: Timeout, Timeout: c.timeout}
+	case codes.ResourceExhausted:
+		if reason == bus.ReasonOverloaded {
+			return &Failure{Kind: Overloaded, Pool: pool}
+		}
+		b.log.Error("message over a limit", "pool", pool, "error", err)
+		return &Failure{Kind: TooLarge, Message: status.Convert(err).Message()}
+	case codes.Unavailable:
+		b.log.Warn("call not served", "pool", pool, "reason", reason, "error", err)
+		if reason == bus.ReasonNoResponders {
+			return &Failure{Kind: Unavailable, Pool: pool}
+		}
+		return &Failure{Kind: WorkerLost, Pool: pool}
+	case codes.Canceled:
+		return &Failure{Kind: WorkerLost, Pool: pool}
+	default:
+		b.log.Error("call failed", "pool", pool, "error", err)
+		return &Failure{Kind: Internal}
+	}
+}

@@ -1,0 +1,103 @@
+// Package bus runs gRPC services over NATS: ordinary generated stubs call and
+// serve through it, because Client.Pool is a grpc.ClientConnInterface and
+// Server a grpc.ServiceRegistrar. It also tells who is there: instances send
+// heartbeats, and a Watcher keeps the list. It knows nothing of the services.
+//
+// # Addresses
+//
+// T is the tenant, all tokens are ours; names from outside never become
+// subjects.
+//
+//	mr.T.rpc.<pool>._.<Method>  OPEN to any instance of a pool, queue group "w"
+//	mr.T.i.<instance>.open      OPEN to one instance
+//	mr.T.i.<instance>.c<call>   frames to the instance that runs a call
+//	mr.T.i.<instance>.ping      "are you there?", answered at once
+//	mr.T.e.<client>.c<call>     frames to the caller of a call
+//	mr.T.hb.<instance>          heartbeats
+//	mr.T.hello                  asks everybody for a heartbeat
+//	mr.T.man.<hash>             a manifest by its hash, queue group "m"
+//
+// A client has one subscription for all its calls and an instance two, so a
+// call subscribes nothing. Only the OPEN goes to a queue group; every later
+// frame goes to one address. The address of the caller is the NATS reply
+// subject of the OPEN, so an instance needs no right but to answer. Nothing
+// else publishes to such an address, and neither side publishes to an address
+// that a peer names outside of the form above.
+//
+// # Frames
+//
+// One NATS message is one Frame (millrace/bus/v1/frame.proto).
+//
+//	caller to instance: OPEN DATA HALF_CLOSE CANCEL WINDOW
+//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW
+//
+// OPEN, DATA and HALF_CLOSE are numbered from 1 by the caller; ACCEPT, HEADERS,
+// DATA and END from 1 by the instance. NATS keeps the order of a publisher but
+// may lose messages, so a number that is not the next one ends the call with
+// Unavailable and reason FRAME_LOST; nothing is delivered past the gap. The
+// number of the END thereby counts the messages before it.
+//
+// OPEN carries the method, the metadata, the time left, the window for the
+// answer and the first message; with FlagHalf there is no other. Then ACCEPT or
+// BUSY comes from whoever got it, ACCEPT before any code of the service has
+// visible effects on the wire. ACCEPT may be joined with the frame after it
+// (FlagAccepted): an instance waits 5 ms for the result, and 1 ms with the first
+// message of a stream, so a short unary call and a stream of one message cost
+// one NATS message each way. A request in more than one frame is accepted at
+// once, as the rest needs the address in the ACCEPT. END is the last frame and
+// carries the google.rpc.Status with details, the trailers, the headers if they
+// were not sent before, and (FlagMessage) the last message if there is room.
+//
+// Deadlines travel as time left, never as a time of day. A context without a
+// deadline gets 5 minutes, none is longer than an hour. CANCEL makes the context
+// of the handler end; when the caller leaves before the ACCEPT, its address is
+// not known yet, and CANCEL is the answer to the ACCEPT when it comes, as to
+// every frame of a call that is over.
+//
+// # Windows
+//
+// Each direction of a call has a window in bytes, 256 KiB: OPEN and ACCEPT
+// grant it and WINDOW returns what was read, when half of it has come together.
+// A frame costs its payload and 64 bytes, and may be sent while anything is left
+// of the window. Messages larger than a chunk (128 KiB, and at most half of the
+// max_payload of the server) are cut; all parts but the last have FlagMore.
+// While somebody waits for a message its parts are returned as they come, and
+// otherwise when it is read. So a message may be larger than the window, and a
+// reader that stalls holds no more than a window. The goroutines that read from
+// NATS only put frames into the queues that the windows bound, and never wait
+// for a call.
+//
+// # When it does not work
+//
+// Nobody listens (NATS says so at once): Unavailable, NO_RESPONDERS. When the
+// caller knows the pool the OPEN is repeated for 50 ms, since news of a
+// subscription takes a moment in a cluster; with grpc.WaitForReady, until the
+// deadline.
+//
+// BUSY means that the instance has no free slot, or drains, or cannot tell
+// whether the OPEN is older than the accept budget in it: it did not take the
+// call and never will. The OPEN is repeated twice at once and then after pauses
+// of 2 to 64 ms, until the wait budget is spent: ResourceExhausted, OVERLOADED.
+//
+// No answer within the accept budget: Unavailable, NOT_ACCEPTED; the call may
+// have started. The instance is gone (NATS says so when something is sent to
+// it, and the Watcher when it is silent or a new epoch began): Unavailable,
+// WORKER_LOST. The connection of the caller is lost: its calls end at once with
+// FRAME_LOST or NOT_ACCEPTED, and new ones fail with DISCONNECTED, since nothing
+// is buffered for later. The connection of the instance is lost: it ends its
+// calls, begins a new epoch when it is back, and tells the callers. The caller
+// is gone: NATS says so with the next message, and the handler is cancelled; a
+// call that sends nothing asks every 5 s.
+//
+// Only after NO_RESPONDERS, DISCONNECTED and OVERLOADED it is certain that no
+// handler ran.
+//
+// # Heartbeats
+//
+// An instance sends one every second, give or take a tenth, at once when its
+// state or manifest changed, and within 250 ms after a hello. A Watcher that has
+// heard nothing for 1.25 s asks directly: no responders, or twice no answer
+// within 300 ms, and the instance is gone. An instance that leaves says DRAINING
+// and answers BUSY for 300 ms, unsubscribes, lets calls finish for its grace
+// period, ends the rest with Unavailable and DRAINING, and says GONE.
+package bus
