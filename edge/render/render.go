@@ -129,7 +129,7 @@ func (r *Renderer) ToolResult(rev *mcp.Revision, res *millracev1.ToolResult) []b
 	if len(content) == 0 {
 		content = []byte("[]")
 	}
-	o.raw("content", content)
+	o.raw("content", fitContent(rev, content))
 	if structuredFits(rev, res.GetStructuredContent()) {
 		o.raw("structuredContent", res.GetStructuredContent())
 	}
