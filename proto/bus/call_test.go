@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	busv1 "github.com/millrace/millrace/proto/millrace/bus/v1"
@@ -39,24 +42,28 @@ type tapped struct {
 	frame   *busv1.Frame
 }
 
-func tap(t *testing.T, conn *Conn, subjects ...string) *wiretap {
+// tap listens to frames of the kinds of subjects named: "rpc", "e" or "i". One
+// subscription for all keeps them in order.
+func tap(t *testing.T, conn *Conn, kinds ...string) *wiretap {
 	t.Helper()
 	w := &wiretap{}
-	for _, subject := range subjects {
-		sub, err := conn.nc.Subscribe(conn.prefix+subject, func(m *nats.Msg) {
-			f := &busv1.Frame{}
-			if err := proto.Unmarshal(m.Data, f); err != nil {
-				t.Errorf("frame on %s: %v", m.Subject, err)
-			}
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.frames = append(w.frames, tapped{m.Subject, f})
-		})
-		if err != nil {
-			t.Fatal(err)
+	sub, err := conn.nc.Subscribe(conn.prefix+">", func(m *nats.Msg) {
+		kind, _, _ := strings.Cut(strings.TrimPrefix(m.Subject, conn.prefix), ".")
+		if !slices.Contains(kinds, kind) {
+			return
 		}
-		t.Cleanup(func() { unsubscribe(sub) })
+		f := &busv1.Frame{}
+		if err := proto.Unmarshal(m.Data, f); err != nil {
+			t.Errorf("frame on %s: %v", m.Subject, err)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.frames = append(w.frames, tapped{m.Subject, f})
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { unsubscribe(sub) })
 	if err := flush(within(t), conn.nc); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +97,7 @@ func TestAShortCallIsOneMessageEachWay(t *testing.T) {
 		startServer(t, connect(t, ns), ServerConfig{}, testService{})
 		c := startClient(t, connect(t, ns), ClientConfig{})
 		client := grpc_testing.NewTestServiceClient(c.Pool("test"))
-		w := tap(t, connect(t, ns), "rpc.>", "e.>", "i.>")
+		w := tap(t, connect(t, ns), "rpc", "e", "i")
 
 		must[*grpc_testing.Empty](t)(client.EmptyCall(within(t), &grpc_testing.Empty{}))
 		synctest.Wait()
@@ -128,7 +135,7 @@ func TestASlowCallIsAcceptedBefore(t *testing.T) {
 			return &grpc_testing.SimpleResponse{}, nil
 		}})
 		c := startClient(t, connect(t, ns), ClientConfig{})
-		w := tap(t, connect(t, ns), "rpc.>", "e.>", "i.>")
+		w := tap(t, connect(t, ns), "rpc", "e", "i")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		must[*grpc_testing.SimpleResponse](t)(grpc_testing.NewTestServiceClient(c.Pool("test")).UnaryCall(ctx, &grpc_testing.SimpleRequest{}))
@@ -256,7 +263,7 @@ func TestOverload(t *testing.T) {
 			blocked <- err
 		}()
 		<-service.started
-		w := tap(t, connect(t, ns), "rpc.>")
+		w := tap(t, connect(t, ns), "rpc")
 		began := time.Now()
 		_, err := client.EmptyCall(within(t), &grpc_testing.Empty{})
 		wantReason(t, err, codes.ResourceExhausted, ReasonOverloaded)
@@ -348,6 +355,57 @@ func TestPanicBecomesInternal(t *testing.T) {
 	_, err = client.UnaryCall(within(t), &grpc_testing.SimpleRequest{FillOauthScope: true})
 	wantCode(t, err, codes.Internal)
 	must[*grpc_testing.SimpleResponse](t)(client.UnaryCall(within(t), &grpc_testing.SimpleRequest{}))
+}
+
+func TestInterceptorsAndPeers(t *testing.T) {
+	t.Parallel()
+	ns := startNATS(t)
+	var unary, stream, from string
+	s, _ := startServer(t, connect(t, ns), ServerConfig{
+		UnaryInterceptor: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			unary = info.FullMethod
+			if p, ok := peer.FromContext(ctx); ok {
+				from = p.Addr.String()
+			}
+			return next(ctx, req)
+		},
+		StreamInterceptor: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			stream = info.FullMethod
+			return next(srv, ss)
+		},
+	}, testService{})
+	c := startClient(t, connect(t, ns), ClientConfig{})
+	client := grpc_testing.NewTestServiceClient(c.Pool("test"))
+	var p peer.Peer
+	must[*grpc_testing.Empty](t)(client.EmptyCall(within(t), &grpc_testing.Empty{}, grpc.Peer(&p)))
+	events, err := client.StreamingOutputCall(within(t), &grpc_testing.StreamingOutputCallRequest{})
+	for err == nil {
+		_, err = events.Recv()
+	}
+	if err != io.EOF {
+		t.Error(err)
+	}
+	if unary != grpc_testing.TestService_EmptyCall_FullMethodName || stream != grpc_testing.TestService_StreamingOutputCall_FullMethodName {
+		t.Errorf("intercepted %q and %q", unary, stream)
+	}
+	if p.Addr == nil || p.Addr.String() != s.Instance() || from != c.ID() {
+		t.Errorf("peers %v and %q", p.Addr, from)
+	}
+}
+
+// What cannot be marshalled becomes an error of its own, and the call ends.
+func TestBrokenText(t *testing.T) {
+	t.Parallel()
+	client, _, _ := pair(t, funcService{unary: func(_ context.Context, req *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
+		if req.GetFillUsername() {
+			return &grpc_testing.SimpleResponse{Username: "\xff"}, nil
+		}
+		return nil, status.Error(codes.NotFound, "\xff")
+	}})
+	_, err := client.UnaryCall(within(t), &grpc_testing.SimpleRequest{FillUsername: true})
+	wantCode(t, err, codes.Internal)
+	_, err = client.UnaryCall(within(t), &grpc_testing.SimpleRequest{})
+	wantCode(t, err, codes.NotFound)
 }
 
 func TestRefusedCallOptions(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -172,12 +173,16 @@ func (c *Client) Run(ctx context.Context) error {
 
 	tick := time.NewTicker(clientSweep)
 	defer tick.Stop()
+	last := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case now := <-tick.C:
-			c.sweep(now)
+		case <-tick.C:
+			now := time.Now()
+			// After standing still ourselves the answers wait to be read.
+			c.sweep(now, now.Sub(last) > 3*clientSweep)
+			last = now
 		}
 	}
 }
@@ -220,14 +225,14 @@ func (c *Client) failAll(why string) {
 }
 
 // sweep ends the calls that no instance has answered in time, and those whose
-// deadline is ours.
-func (c *Client) sweep(now time.Time) {
+// deadline is ours. stalled says that this process may not have read an answer.
+func (c *Client) sweep(now time.Time, stalled bool) {
 	limit := c.cfg.AcceptBudget + c.cfg.AcceptBudget/4
 	for _, call := range c.snapshot() {
 		switch {
 		case call.overdue(now):
 			call.fail(status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error()))
-		case call.unansweredFor(now) > limit:
+		case !stalled && call.unansweredFor(now) > limit:
 			call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
 		}
 	}
@@ -323,7 +328,7 @@ func (c *Client) onOrphan(m *nats.Msg, f *frame) {
 		ctl = m.Reply
 	}
 	if c.validCtl(ctl) {
-		c.send(ctl, "", &frame{kind: kindCancel})
+		_ = c.send(ctl, "", &frame{kind: kindCancel}) // the next frame gets another
 	}
 }
 
@@ -409,9 +414,7 @@ func (cc *clientConn) route(method string) (string, error) {
 	// A lost race costs one more copy next time.
 	next := map[string]string{method: subject}
 	if old != nil && len(*old) < 1000 {
-		for k, v := range *old {
-			next[k] = v
-		}
+		maps.Copy(next, *old)
 	}
 	cc.subjects.Store(&next)
 	return subject, nil

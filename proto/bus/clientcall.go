@@ -160,7 +160,8 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 // rest is what of the message did not fit.
 func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 	buf := call.c.bufs.get()
-	b := append(buf.b, make([]byte, openRoom)...)
+	var room [openRoom]byte
+	b := append(buf.b, room[:]...) //nolint:gocritic // buf.b is set below, when b is complete
 	b = appendBytes(b, fieldMethod, call.method)
 	if md, ok := metadata.FromOutgoingContext(call.ctx); ok {
 		b = appendMD(b, fieldHeader, md)
@@ -447,7 +448,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 		}
 	}
 	if f.kind == kindData || f.kind == kindEnd && f.flags&FlagMessage != 0 {
-		if _, err := call.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+		if err := call.in.push(f.data, f.flags&FlagMore != 0); err != nil {
 			return 0, err
 		}
 		owe = call.in.owe()

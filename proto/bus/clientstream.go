@@ -204,12 +204,12 @@ func (s *clientStream) SendMsg(m any) error {
 		rest, err := call.sendOpen(m, true)
 		if err != nil {
 			call.fail(err)
-			if call.errorIs(err) {
-				return err
-			}
-			return io.EOF
+			return err
 		}
-		return s.sendRest(rest, true)
+		// Generated code of calls without client streaming takes io.EOF for an
+		// error, while RecvMsg has the status.
+		_ = s.sendRest(rest, true)
+		return nil
 	}
 	pm, err := asProto(m)
 	if err != nil {
@@ -252,13 +252,6 @@ func (s *clientStream) sendRest(rest []byte, half bool) error {
 		}
 	}
 	return nil
-}
-
-// errorIs reports whether the call ended with err itself.
-func (call *clientCall) errorIs(err error) bool {
-	call.mu.Lock()
-	defer call.mu.Unlock()
-	return call.err == err
 }
 
 // RecvMsg receives a message. It returns io.EOF after success and the status

@@ -83,14 +83,14 @@ func (in *inbox) next(seq uint64) error {
 	return nil
 }
 
-// push takes the payload of a frame. ready reports that a message is complete.
-// The caller announces what owe returns afterwards.
-func (in *inbox) push(data []byte, more bool) (ready bool, err error) {
+// push takes the payload of a frame. The caller announces what owe returns
+// afterwards.
+func (in *inbox) push(data []byte, more bool) error {
 	if in.used >= in.window {
-		return false, status.Error(codes.Internal, "the peer ignores the flow control window")
+		return status.Error(codes.Internal, "the peer ignores the flow control window")
 	}
 	if in.part.size+len(data) > in.maxMsg {
-		return false, status.Errorf(codes.ResourceExhausted, "received message larger than max (%d bytes or more vs. %d)", in.part.size+len(data), in.maxMsg)
+		return status.Errorf(codes.ResourceExhausted, "received message larger than max (%d bytes or more vs. %d)", in.part.size+len(data), in.maxMsg)
 	}
 	cost := len(data) + frameCost
 	in.used += cost
@@ -108,10 +108,10 @@ func (in *inbox) push(data []byte, more bool) (ready bool, err error) {
 		}
 		in.queue = append(in.queue, in.part)
 		in.part = message{}
-		return true, nil
+		return nil
 	}
 	in.creditPart()
-	return false, nil
+	return nil
 }
 
 // creditPart returns the cost of an incomplete message at once while its

@@ -87,7 +87,7 @@ var errFrame = errors.New("bus: malformed frame")
 func (f *frame) decode(b []byte) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		if n < 0 || num > protowire.MaxValidNumber {
 			return errFrame
 		}
 		b = b[n:]
@@ -179,7 +179,7 @@ func decodeMeta(b []byte) (meta, error) {
 	var m meta
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		if n < 0 || num > protowire.MaxValidNumber {
 			return m, errFrame
 		}
 		b = b[n:]

@@ -363,7 +363,7 @@ func TestStaleOpensAreRefused(t *testing.T) {
 		ns := startNATS(t)
 		s, _ := startServer(t, connect(t, ns), ServerConfig{}, testService{})
 		conn := connect(t, ns)
-		w := tap(t, conn, "e.>")
+		w := tap(t, conn, "e")
 		open := func(subject string, change func(*busv1.Frame), want string) {
 			t.Helper()
 			rawOpen(t, conn, conn.prefix+subject, conn.prefix+"e.me.c1", change)
@@ -412,8 +412,8 @@ func TestStaleness(t *testing.T) {
 	}
 	// Three more wait while each takes a second. None of them can be older
 	// than the burst.
-	for i, want := range []time.Duration{1, 2, 3} {
-		if got := step(time.Second, 5); got < want*time.Second || got > (want+1)*time.Second {
+	for i, want := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second} {
+		if got := step(time.Second, 5); got < want || got > want+time.Second {
 			t.Errorf("message %d of the burst: %v", i, got)
 		}
 	}
@@ -436,7 +436,7 @@ func TestHostileCallers(t *testing.T) {
 		ns := startNATS(t)
 		s, _ := startServer(t, connect(t, ns), ServerConfig{}, testService{})
 		conn := connect(t, ns)
-		w := tap(t, conn, "e.>", "elsewhere.>")
+		w := tap(t, conn, "e", "elsewhere")
 		pool := conn.prefix + "rpc.test._.EmptyCall"
 		for _, reply := range []string{"", conn.prefix + "elsewhere.c1", conn.prefix + "e.me", conn.prefix + "e.me.x", conn.prefix + "e.me.c1.x", "mr.other.e.me.c1"} {
 			if reply == "" {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,6 +70,14 @@ type ServerConfig struct {
 	// Chunk is the largest part of a message in one frame in bytes; 0 means
 	// 128 KiB. Half of what the server takes is never exceeded.
 	Chunk int
+	// Admit decides about a call before it is accepted, by what the instance
+	// alone can know: false refuses it with BUSY, so that another instance may
+	// take it. head is the beginning of the request, valid during Admit only.
+	// The context it returns is that of the handler and comes from ctx; leave,
+	// unless nil, is called when the call has ended. Admit runs on the
+	// goroutine that reads from the bus and must not block. Nil: every call is
+	// admitted.
+	Admit func(ctx context.Context, method string, head []byte) (admitted context.Context, leave func(), ok bool)
 	// UnaryInterceptor and StreamInterceptor wrap every handler; may be nil.
 	UnaryInterceptor  grpc.UnaryServerInterceptor
 	StreamInterceptor grpc.StreamServerInterceptor
@@ -113,7 +123,6 @@ type Server struct {
 	unsent    []*serverCall // ended without a connection, so at most Slots
 	manifest  []byte
 	manifests []servedManifest // newest last
-	pool      *nats.Subscription
 }
 
 var _ grpc.ServiceRegistrar = (*Server)(nil)
@@ -196,10 +205,7 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 		}
 	}
 	s.services[desc.ServiceName] = true
-	next := make(map[string]*method)
-	for k, v := range *s.methods.Load() {
-		next[k] = v
-	}
+	next := maps.Clone(*s.methods.Load())
 	for i := range desc.Methods {
 		name := "/" + desc.ServiceName + "/" + desc.Methods[i].MethodName
 		next[name] = &method{name: name, impl: impl, unary: desc.Methods[i].Handler}
@@ -266,20 +272,6 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	s.start = time.Now()
 	s.lastTick.Store(0)
 	s.stale.init(s.start)
-	r.remove = s.conn.listen(&connListener{
-		down: func() { notify(r.down) },
-		up:   func() { notify(r.up) },
-		slow: func(sub *nats.Subscription) {
-			for _, own := range r.subs {
-				if own == sub {
-					// Frames are missing: what runs cannot be trusted.
-					notify(r.down)
-					notify(r.up)
-					return
-				}
-			}
-		},
-	})
 	add := func(sub *nats.Subscription, err error) error {
 		if err != nil {
 			return fmt.Errorf("bus: subscribe: %w", err)
@@ -302,9 +294,17 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 		return err
 	}
 	r.pool = pool
-	s.mu.Lock()
-	s.pool = pool
-	s.mu.Unlock()
+	r.remove = s.conn.listen(&connListener{
+		down: func() { notify(r.down) },
+		up:   func() { notify(r.up) },
+		slow: func(sub *nats.Subscription) {
+			if slices.Contains(r.subs, sub) {
+				// Frames are missing: what runs cannot be trusted.
+				notify(r.down)
+				notify(r.up)
+			}
+		},
+	})
 	if err := r.serveManifest(); err != nil {
 		return err
 	}
@@ -562,10 +562,16 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
 		return
 	}
 	call := newServerCall(s, name, m.Reply, &f, now, timeout)
+	if s.cfg.Admit != nil && !call.admit(f.data) {
+		call.cancel()
+		s.busy(m.Reply)
+		return
+	}
 	s.mu.Lock()
 	if s.draining || s.closed || len(s.calls) >= s.cfg.Slots {
 		s.mu.Unlock()
 		call.cancel()
+		call.leaveSlot()
 		s.busy(m.Reply)
 		return
 	}
@@ -612,6 +618,7 @@ func (s *Server) hold(call *serverCall) bool {
 
 // done frees the slot of a call.
 func (s *Server) done(call *serverCall) {
+	call.leaveSlot()
 	s.mu.Lock()
 	delete(s.calls, call.id)
 	s.used.Store(int32(len(s.calls)))

@@ -35,6 +35,7 @@ type serverCall struct {
 
 	ctx     context.Context
 	cancel  context.CancelFunc
+	left    func() // what Admit wants to be called at the end; may be nil
 	reqHead []meta
 	peer    peer.Peer
 
@@ -72,7 +73,7 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 	}
 	c.out.avail = int64(f.window)
 	if f.flags&FlagMessage != 0 {
-		if _, err := c.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+		if err := c.in.push(f.data, f.flags&FlagMore != 0); err != nil {
 			c.broken = err
 		}
 	}
@@ -108,6 +109,22 @@ func (c *serverCall) run() {
 	err := errPanic
 	defer func() { c.finish(resp, err) }()
 	resp, err = c.handle(ctx)
+}
+
+// admit asks ServerConfig.Admit.
+func (c *serverCall) admit(head []byte) bool {
+	ctx, left, ok := c.s.cfg.Admit(c.ctx, c.method.name, head)
+	if ok {
+		c.ctx, c.left = ctx, left
+	}
+	return ok
+}
+
+// leaveSlot gives back what admit took.
+func (c *serverCall) leaveSlot() {
+	if c.left != nil {
+		c.left()
+	}
 }
 
 // caller is the address of the client of a call.
@@ -327,7 +344,7 @@ func (c *serverCall) onFrame(f *frame) {
 			err = status.Error(codes.Internal, "the caller sent a frame after its half-close")
 		}
 		if err == nil && f.kind == kindData {
-			_, err = c.in.push(f.data, f.flags&FlagMore != 0)
+			err = c.in.push(f.data, f.flags&FlagMore != 0)
 		}
 		if err == nil && (f.kind == kindHalfClose || f.flags&FlagHalf != 0) {
 			c.half = true

@@ -3,6 +3,7 @@ package bus
 import (
 	"bytes"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -274,9 +275,13 @@ func TestFetch(t *testing.T) {
 	hash := HashOf(manifest)
 	s.SetManifest(manifest)
 	w := startWatcher(t, connect(t, ns), WatcherConfig{})
-	for w.Members()[0].Manifests == nil {
-		<-w.Changes()
+	serves := func(want Hash) func() bool {
+		return func() bool {
+			m := w.Members()
+			return len(m) == 1 && slices.Equal(m[0].Manifests, []Hash{want})
+		}
 	}
+	eventually(t, serves(hash))
 	got, err := w.Fetch(within(t), hash)
 	if err != nil || !bytes.Equal(got, manifest) {
 		t.Errorf("got %d bytes, %v", len(got), err)
@@ -285,9 +290,7 @@ func TestFetch(t *testing.T) {
 	// The one before stays for those who are fetching it, older ones go.
 	for _, m := range []string{"second", "third"} {
 		s.SetManifest([]byte(m))
-		for w.Members()[0].Manifests[0] != HashOf([]byte(m)) {
-			<-w.Changes()
-		}
+		eventually(t, serves(HashOf([]byte(m))))
 	}
 	if _, err := w.Fetch(within(t), HashOf([]byte("second"))); err != nil {
 		t.Errorf("the manifest before: %v", err)

@@ -185,8 +185,8 @@ type Frame struct {
 	Ctl string `protobuf:"bytes,7,opt,name=ctl,proto3" json:"ctl,omitempty"`
 	// END: a serialized google.rpc.Status with details.
 	Status []byte `protobuf:"bytes,8,opt,name=status,proto3" json:"status,omitempty"`
-	// OPEN: request metadata. HEADERS, ACCEPT, END: response headers, when
-	// they were not sent before.
+	// OPEN: request metadata. HEADERS, DATA, END: response headers, when they
+	// were not sent before.
 	Header []*Meta `protobuf:"bytes,9,rep,name=header,proto3" json:"header,omitempty"`
 	// END: trailers.
 	Trailer []*Meta `protobuf:"bytes,10,rep,name=trailer,proto3" json:"trailer,omitempty"`
