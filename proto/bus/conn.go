@@ -102,7 +102,9 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 			}
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			logger.Warn("bus connection lost", "error", err)
+			if err != nil { // none: it was closed on purpose
+				logger.Warn("bus connection lost", "error", err)
+			}
 			c.each(func(l *connListener) func() { return l.down })
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
