@@ -103,7 +103,8 @@ baseline: $(BUF) ## Accept the schemas as they are into proto/baseline.binpb (BR
 # What the end-to-end tests need beside Go is prepared by this target, pinned
 # and kept in $(MILLRACE_CACHE) like the tools, so that no test skips.
 .PHONY: clients
-clients:
+clients: ## Install the MCP clients that the end-to-end tests run
+	@go test -race -count=1 -timeout $(TEST_TIMEOUT) -run '^TestClientsAreInstalled$$' ./services/internal/e2e
 
 # --- Parts of check ----------------------------------------------------------
 # Generated into a folder of its own and compared both ways: this finds stale

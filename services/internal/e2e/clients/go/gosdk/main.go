@@ -1,0 +1,164 @@
+// Command gosdk is a client made with modelcontextprotocol/go-sdk. Its mode is
+// a protocol revision, or empty for the newest the library knows.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/millrace/millrace/services/internal/e2e/clients/go/scenario"
+)
+
+func main() {
+	log.SetFlags(0)
+	line, err := scenario.Parse(os.Args[1:])
+	if err != nil {
+		log.Fatal(err)
+	}
+	c := &steps{line: line, watch: &scenario.Watch{}, changed: make(chan struct{}, 1)}
+	if err := scenario.Run(context.Background(), "go-sdk", line, c, c.watch, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// steps implements scenario.Client.
+//
+// The library hands notifications and answers to its user by different
+// goroutines, so the order of arrival is taken where the library reads.
+type steps struct {
+	line    scenario.CommandLine
+	watch   *scenario.Watch
+	session *mcp.ClientSession
+
+	mu      sync.Mutex
+	arrived map[string]int // by progress token, where the library reads
+	handled map[string]int // the same, by the handler of its user
+	changed chan struct{}  // capacity 1; full: a change is announced already
+}
+
+// Connect implements scenario.Client.
+func (s *steps) Connect(ctx context.Context) (string, error) {
+	s.arrived, s.handled = map[string]int{}, map[string]int{}
+	var carrier mcp.Transport
+	if s.line.Transport == "http" {
+		carrier = &mcp.StreamableClientTransport{
+			Endpoint:   s.line.Target[0],
+			HTTPClient: &http.Client{Transport: tap{http.DefaultTransport, s.read}},
+		}
+	} else {
+		cmd := exec.Command(s.line.Target[0], s.line.Target[1:]...) //nolint:gosec,noctx // the test says what to run, and the transport ends it
+		cmd.Stderr = os.Stderr
+		carrier = &mcp.LoggingTransport{Transport: &mcp.CommandTransport{Command: cmd}, Writer: &lines{emit: s.read}}
+	}
+	client := mcp.NewClient(&mcp.Implementation{Name: "e2e-go-sdk", Version: "1.0.0"}, &mcp.ClientOptions{
+		ProgressNotificationHandler: func(_ context.Context, req *mcp.ProgressNotificationClientRequest) {
+			s.count(s.handled, fmt.Sprint(req.Params.ProgressToken))
+		},
+	})
+	session, err := client.Connect(ctx, carrier, &mcp.ClientSessionOptions{ProtocolVersion: s.line.Mode})
+	if err != nil {
+		return "", fmt.Errorf("connect: %w", err)
+	}
+	s.session = session
+	return session.InitializeResult().ProtocolVersion, nil
+}
+
+// read takes one message where the library reads it.
+func (s *steps) read(m message) {
+	switch m.Method {
+	case "notifications/progress":
+		token := fmt.Sprint(m.Params["progressToken"])
+		s.count(s.arrived, token)
+		s.watch.Progress(token, m.Params)
+	case "": // an answer
+		s.watch.Answer()
+	}
+}
+
+func (s *steps) count(counts map[string]int, token string) {
+	s.mu.Lock()
+	counts[token]++
+	s.mu.Unlock()
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// List implements scenario.Client.
+func (s *steps) List(ctx context.Context) (tools, resources, templates []string, err error) {
+	for tool, err := range s.session.Tools(ctx, nil) {
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("tools: %w", err)
+		}
+		tools = append(tools, tool.Name)
+	}
+	for resource, err := range s.session.Resources(ctx, nil) {
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("resources: %w", err)
+		}
+		resources = append(resources, resource.URI)
+	}
+	for template, err := range s.session.ResourceTemplates(ctx, nil) {
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("templates: %w", err)
+		}
+		templates = append(templates, template.URITemplate)
+	}
+	return tools, resources, templates, nil
+}
+
+// Call implements scenario.Client. It returns when the handler has got all
+// progress that was read.
+func (s *steps) Call(ctx context.Context, tool string, arguments map[string]any, token string) (any, error) {
+	params := &mcp.CallToolParams{Name: tool, Arguments: arguments}
+	if token != "" {
+		params.SetProgressToken(token)
+	}
+	result, err := s.session.CallTool(ctx, params)
+	if err != nil {
+		return nil, err
+	}
+	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		s.mu.Lock()
+		missing := s.arrived[token] - s.handled[token]
+		s.mu.Unlock()
+		if missing == 0 {
+			return result, nil
+		}
+		select {
+		case <-s.changed:
+		case <-wait.Done():
+			return nil, fmt.Errorf("%d progress notifications were read and never handed on", missing)
+		}
+	}
+}
+
+// Read implements scenario.Client.
+func (s *steps) Read(ctx context.Context, uri string) (any, error) {
+	return s.session.ReadResource(ctx, &mcp.ReadResourceParams{URI: uri})
+}
+
+// Close implements scenario.Client.
+func (s *steps) Close() error { return s.session.Close() }
+
+// Failure implements scenario.Client.
+func (s *steps) Failure(err error) scenario.Failure {
+	f := scenario.Failure{Message: err.Error()}
+	if wire, ok := errors.AsType[*jsonrpc.Error](err); ok {
+		f.Code, f.Data = wire.Code, wire.Data
+	}
+	return f
+}

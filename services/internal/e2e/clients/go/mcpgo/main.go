@@ -1,0 +1,133 @@
+// Command mcpgo is a client made with mark3labs/mcp-go. Its mode is a protocol
+// revision, or empty for the newest the library knows.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/mark3labs/mcp-go/client"
+	"github.com/mark3labs/mcp-go/client/transport"
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/millrace/millrace/services/internal/e2e/clients/go/scenario"
+)
+
+func main() {
+	log.SetFlags(0)
+	line, err := scenario.Parse(os.Args[1:])
+	if err != nil {
+		log.Fatal(err)
+	}
+	c := &steps{line: line, watch: &scenario.Watch{}}
+	if err := scenario.Run(context.Background(), "mcp-go", line, c, c.watch, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// steps implements scenario.Client.
+type steps struct {
+	line   scenario.CommandLine
+	watch  *scenario.Watch
+	client *client.Client
+}
+
+// Connect implements scenario.Client.
+func (s *steps) Connect(ctx context.Context) (string, error) {
+	var carrier transport.Interface
+	var err error
+	if s.line.Transport == "http" {
+		if carrier, err = transport.NewStreamableHTTP(s.line.Target[0]); err != nil {
+			return "", fmt.Errorf("transport: %w", err)
+		}
+	} else {
+		carrier = transport.NewStdioWithOptions(s.line.Target[0], nil, s.line.Target[1:],
+			transport.WithCommandStderrWriter(os.Stderr))
+	}
+	var options []client.ClientOption
+	if s.line.Mode != "" {
+		options = append(options, client.WithProtocolVersion(s.line.Mode))
+	}
+	s.client = client.NewClient(carrier, options...)
+	// The library calls this before it reads the next message.
+	s.client.OnNotification(func(n mcp.JSONRPCNotification) {
+		if n.Method == "notifications/progress" {
+			s.watch.Progress(fmt.Sprint(n.Params.AdditionalFields["progressToken"]), n.Params.AdditionalFields)
+		}
+	})
+	if err := s.client.Start(ctx); err != nil {
+		return "", fmt.Errorf("start: %w", err)
+	}
+	var request mcp.InitializeRequest
+	request.Params.ClientInfo = mcp.Implementation{Name: "e2e-mcp-go", Version: "1.0.0"}
+	result, err := s.client.Initialize(ctx, request)
+	if err != nil {
+		return "", fmt.Errorf("initialize: %w", err)
+	}
+	return result.ProtocolVersion, nil
+}
+
+// List implements scenario.Client. The library reads all pages.
+func (s *steps) List(ctx context.Context) (tools, resources, templates []string, err error) {
+	t, err := s.client.ListTools(ctx, mcp.ListToolsRequest{})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("tools: %w", err)
+	}
+	for i := range t.Tools {
+		tools = append(tools, t.Tools[i].Name)
+	}
+	r, err := s.client.ListResources(ctx, mcp.ListResourcesRequest{})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("resources: %w", err)
+	}
+	for i := range r.Resources {
+		resources = append(resources, r.Resources[i].URI)
+	}
+	p, err := s.client.ListResourceTemplates(ctx, mcp.ListResourceTemplatesRequest{})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("templates: %w", err)
+	}
+	for i := range p.ResourceTemplates {
+		templates = append(templates, p.ResourceTemplates[i].URITemplate.Raw())
+	}
+	return tools, resources, templates, nil
+}
+
+// Call implements scenario.Client.
+func (s *steps) Call(ctx context.Context, tool string, arguments map[string]any, token string) (any, error) {
+	var request mcp.CallToolRequest
+	request.Params.Name, request.Params.Arguments = tool, arguments
+	if token != "" {
+		request.Params.Meta = &mcp.Meta{ProgressToken: token}
+	}
+	return s.client.CallTool(ctx, request)
+}
+
+// Read implements scenario.Client.
+func (s *steps) Read(ctx context.Context, uri string) (any, error) {
+	var request mcp.ReadResourceRequest
+	request.Params.URI = uri
+	return s.client.ReadResource(ctx, request)
+}
+
+// Close implements scenario.Client.
+func (s *steps) Close() error { return s.client.Close() }
+
+// Failure implements scenario.Client. The library keeps the code of an error
+// only as one of its variables.
+func (s *steps) Failure(err error) scenario.Failure {
+	f := scenario.Failure{Message: err.Error()}
+	for code, sentinel := range map[int64]error{
+		mcp.PARSE_ERROR: mcp.ErrParseError, mcp.INVALID_REQUEST: mcp.ErrInvalidRequest,
+		mcp.METHOD_NOT_FOUND: mcp.ErrMethodNotFound, mcp.INVALID_PARAMS: mcp.ErrInvalidParams,
+		mcp.INTERNAL_ERROR: mcp.ErrInternalError,
+	} {
+		if errors.Is(err, sentinel) {
+			f.Code = code
+		}
+	}
+	return f
+}

@@ -1,0 +1,47 @@
+// @modelcontextprotocol/sdk: the clients of the revisions with a handshake.
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { commandLine, run } from './scenario.mjs';
+
+const options = commandLine(process.argv.slice(2));
+const client = new Client({ name: 'e2e-sdk', version: '1.0.0' });
+const transport = options.transport === 'http'
+  ? new StreamableHTTPClientTransport(new URL(options.target[0]))
+  : new StdioClientTransport({ command: options.target[0], args: options.target.slice(1), env: process.env, stderr: 'inherit' });
+let version = '';
+
+await run('sdk', options, {
+  async connect(onMessage) {
+    const inner = transport.setProtocolVersion?.bind(transport);
+    transport.setProtocolVersion = (v) => {
+      version = v;
+      inner?.(v);
+    };
+    await client.connect(transport);
+    const receive = transport.onmessage;
+    transport.onmessage = (message, extra) => {
+      onMessage(message);
+      receive(message, extra);
+    };
+  },
+  version: () => version,
+  async list(kind) {
+    const page = {
+      tools: (p) => client.listTools(p),
+      resources: (p) => client.listResources(p),
+      templates: (p) => client.listResourceTemplates(p),
+    }[kind];
+    const items = [];
+    let cursor;
+    do {
+      const result = await page(cursor === undefined ? {} : { cursor });
+      items.push(...(result.tools ?? result.resources ?? result.resourceTemplates));
+      cursor = result.nextCursor;
+    } while (cursor !== undefined);
+    return items;
+  },
+  call: (params, callOptions) => client.callTool(params, undefined, callOptions),
+  read: (uri) => client.readResource({ uri }),
+  close: () => client.close(),
+});
