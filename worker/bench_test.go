@@ -30,8 +30,13 @@ func BenchmarkCall(b *testing.B) {
 			b.ReportAllocs()
 			t := w.tool(name)
 			for b.Loop() {
-				call := newCall(b.Context(), nil, nil, nil)
-				if _, err := t.run(b.Context(), w.codec, call, args); err != nil {
+				call := w.newCall(b.Context(), MethodCallTool, name, nil)
+				call.args = args
+				call.serve = func(ctx context.Context) error {
+					_, err := t.run(ctx, w.codec, call)
+					return err
+				}
+				if err := w.handle(call); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -20,44 +20,91 @@ type Principal struct {
 	Scopes []string
 }
 
+// Method is what a call asks for, in the words of the protocol.
+type Method string
+
+// The methods that reach a worker.
+const (
+	MethodCallTool     Method = "tools/call"
+	MethodReadResource Method = "resources/read"
+	MethodGetPrompt    Method = "prompts/get"
+	MethodComplete     Method = "completion/complete"
+)
+
 // Call is what a handler knows about the call it serves, and how it reports
 // back before it returns. Its methods may be called from any goroutine; after
 // the handler has returned they do nothing.
 type Call struct {
+	w    *Worker
 	ctx  context.Context
 	from *millracev1.CallContext
-	meta json.RawMessage
-	send func(*millracev1.Progress) error
 
+	method         Method
+	name, template string
+	args, meta     json.RawMessage
+	resume         *millracev1.Resume
+
+	// serve runs the handler with what was registered for it; the end of the
+	// chain of middleware calls it.
+	serve func(ctx context.Context) error
+	// failed: the handler has returned a result with isError.
+	failed bool
+
+	// sink takes what is reported; nil where there is no stream.
+	sink sink
 	// turn holds one token. Who has it may send on the stream and owns last
 	// and ended; waiting for it ends with the context of the call.
 	turn  chan struct{}
 	last  float64
 	ended bool
+
+	rounds rounds
 }
 
-func newCall(ctx context.Context, from *millracev1.CallContext, meta []byte, send func(*millracev1.Progress) error) *Call {
-	c := &Call{ctx: ctx, from: from, meta: rawOrNil(meta), send: send, turn: make(chan struct{}, 1), last: math.Inf(-1)}
+// sink is the stream of a call.
+type sink interface {
+	progress(p *millracev1.Progress) error
+	log(m *millracev1.LogMessage) error
+}
+
+// init fills in what every call has.
+func (c *Call) init() *Call {
+	c.turn = make(chan struct{}, 1)
 	c.turn <- struct{}{}
+	c.last = math.Inf(-1)
 	return c
 }
+
+// Method returns what kind of call it is.
+func (c *Call) Method() Method { return c.method }
+
+// Name returns what is called: the name of the tool or prompt, or the URI of
+// the resource. For [MethodComplete] it is what the completed argument belongs to,
+// the name of a prompt or a URI template.
+func (c *Call) Name() string { return c.name }
+
+// URITemplate returns the template the URI of a [MethodReadResource] call matched;
+// empty for a listed resource and for other calls. Metrics should use it in
+// the place of the URI, of which there is no end.
+func (c *Call) URITemplate() string { return c.template }
+
+// Arguments returns the arguments of a tool or prompt, byte for byte as the
+// client sent them: before the handler has begun, nothing has checked them.
+// Nil when there are none.
+func (c *Call) Arguments() json.RawMessage { return c.args }
 
 // Progress tells the client how far the call is: done of total, and a message
 // for people, which may be empty. A total below 0 ([UnknownTotal]) says that
 // it is not known. It reports nothing when the client did not ask for
-// progress, and drops a value that does not exceed the last one, so a handler
-// may call it as often as it likes; a client that reads slowly slows it down.
+// progress, and drops a value that does not exceed the last one, in this round
+// or an earlier one (see [Call.Ask]), so a handler may call it as often as it
+// likes; a client that reads slowly slows it down.
 func (c *Call) Progress(done, total float64, message string) {
-	if !c.WantsProgress() || math.IsNaN(done) || math.IsInf(done, 0) {
-		return
-	}
-	select {
-	case <-c.turn:
-	case <-c.ctx.Done():
+	if !c.WantsProgress() || math.IsNaN(done) || math.IsInf(done, 0) || !c.take() {
 		return
 	}
 	defer c.release()
-	if c.ended || done <= c.last || c.ctx.Err() != nil {
+	if done <= c.last {
 		return
 	}
 	c.last = done
@@ -66,7 +113,24 @@ func (c *Call) Progress(done, total float64, message string) {
 		event.Total = number(total)
 	}
 	// An error means the call is over; its context says so to the handler.
-	_ = c.send(event)
+	_ = c.sink.progress(event)
+}
+
+// take waits for the stream. If it reports true, the caller has to release it.
+func (c *Call) take() bool {
+	if c.sink == nil {
+		return false
+	}
+	select {
+	case <-c.turn:
+	case <-c.ctx.Done():
+		return false
+	}
+	if c.ended || c.ctx.Err() != nil {
+		c.release()
+		return false
+	}
+	return true
 }
 
 // end makes all later reports do nothing and waits for one that is being sent:

@@ -1,8 +1,11 @@
 package worker
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"time"
 )
 
 // Content is one block of a result. Make one with [Text], [Image], [Audio],
@@ -11,6 +14,94 @@ import (
 type Content struct {
 	raw []byte
 	err error // why the block cannot be written
+}
+
+// ContentAnnotations say for whom a block or resource is, and how much it
+// matters. The zero value says nothing.
+type ContentAnnotations struct {
+	// Audience: who should see it, RoleUser or RoleAssistant or both.
+	Audience []Role
+	// Priority from 0, not needed, to 1, needed; nil says nothing about it.
+	Priority *float64
+	// LastModified is when the contents have changed; zero: not known.
+	LastModified time.Time
+}
+
+// JSON returns the annotations as a JSON object, for [Resource.Annotations].
+// It is nil if a role or the priority is not valid: the definition or block
+// has no annotations then.
+func (a ContentAnnotations) JSON() json.RawMessage {
+	raw, err := a.encode()
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+func (a ContentAnnotations) encode() ([]byte, error) {
+	var o object
+	for _, role := range a.Audience {
+		if role != RoleUser && role != RoleAssistant {
+			o.err = fmt.Errorf("the audience %q is neither user nor assistant", role)
+		}
+	}
+	if len(a.Audience) > 0 {
+		o.value("audience", a.Audience)
+	}
+	if a.Priority != nil {
+		if !(*a.Priority >= 0 && *a.Priority <= 1) {
+			o.err = errors.Join(o.err, errors.New("the priority must be from 0 to 1"))
+		}
+		o.value("priority", *a.Priority)
+	}
+	if !a.LastModified.IsZero() {
+		o.value("lastModified", a.LastModified.UTC().Format(time.RFC3339))
+	}
+	return o.bytes()
+}
+
+// Annotated returns the block with annotations. A block that has them already
+// is not valid then.
+func (c Content) Annotated(a ContentAnnotations) Content {
+	raw, err := a.encode()
+	return c.with("annotations", raw, err)
+}
+
+// WithMeta returns the block with _meta, a JSON object. A block that has one
+// already is not valid then.
+func (c Content) WithMeta(meta json.RawMessage) Content {
+	err := checkObject("_meta", meta)
+	if err == nil && len(meta) > 0 {
+		meta, err = compacted(meta)
+	}
+	return c.with("_meta", meta, err)
+}
+
+// with returns the block with one more member.
+func (c Content) with(name string, value json.RawMessage, err error) Content {
+	members, bad := membersOf(c.raw)
+	if err := errors.Join(c.err, bad, err); err != nil {
+		return Content{err: err}
+	}
+	if members[name] != nil {
+		return Content{err: fmt.Errorf("a content block has %s already", name)}
+	}
+	if len(value) == 0 {
+		return c
+	}
+	// The other bytes stay as they are; a block has a type at least.
+	raw := bytes.TrimRight(c.raw, " \t\r\n")
+	raw = raw[:len(raw)-1]
+	out := make([]byte, 0, len(raw)+len(name)+len(value)+5)
+	out = append(out, raw...)
+	if len(members) > 0 {
+		out = append(out, ',')
+	}
+	out = append(out, '"')
+	out = append(out, name...)
+	out = append(out, '"', ':')
+	out = append(out, value...)
+	return Content{raw: append(out, '}')}
 }
 
 // MarshalJSON implements [json.Marshaler].

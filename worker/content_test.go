@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 	"github.com/millrace/millrace/worker"
@@ -33,6 +34,23 @@ func TestContent(t *testing.T) {
 			`{"type":"resource","resource":{"uri":"a:b","mimeType":"x/y","blob":""}}`,
 		},
 		{worker.RawContent(json.RawMessage(`{ "type":"text", "text":"t", "n":1.10 }`)), `{ "type":"text", "text":"t", "n":1.10 }`},
+		{
+			worker.RawContent(json.RawMessage(`{ "type":"text", "n":1.10 } `)).WithMeta(json.RawMessage(`{ "a": 1.0 }`)),
+			`{ "type":"text", "n":1.10 ,"_meta":{"a":1.0}}`,
+		},
+		{worker.RawContent(json.RawMessage(`{ }`)).WithMeta(json.RawMessage(`{}`)), `{ "_meta":{}}`},
+		{worker.Text("t").WithMeta(nil), `{"type":"text","text":"t"}`},
+		{worker.Text("t").Annotated(worker.ContentAnnotations{}), `{"type":"text","text":"t","annotations":{}}`},
+		{
+			worker.Text("}").Annotated(worker.ContentAnnotations{
+				Audience: []worker.Role{worker.RoleAssistant}, Priority: new(1.0), LastModified: time.Date(2026, 1, 2, 4, 0, 0, 1, time.FixedZone("", 3600)),
+			}).WithMeta(json.RawMessage(`{"k":1}`)),
+			`{"type":"text","text":"}","annotations":{"audience":["assistant"],"priority":1,"lastModified":"2026-01-02T03:00:00Z"},"_meta":{"k":1}}`,
+		},
+		{
+			worker.ResourceLink(worker.Resource{URI: "a:b", Name: "n", Title: "T", Icons: []worker.Icon{{Src: "data:,"}}, Annotations: worker.ContentAnnotations{Priority: new(0.5)}.JSON()}),
+			`{"type":"resource_link","uri":"a:b","name":"n","title":"T","annotations":{"priority":0.5},"icons":[{"src":"data:,"}]}`,
+		},
 	} {
 		got, err := c.block.MarshalJSON()
 		if err != nil || string(got) != c.want {
@@ -46,11 +64,24 @@ func TestContent(t *testing.T) {
 		"raw broken":      worker.RawContent(json.RawMessage(`{`)),
 		"link relative":   worker.ResourceLink(worker.Resource{URI: "x", Name: "x"}),
 		"resource no URI": worker.EmbeddedResource(worker.ResourceContents{Text: "x"}),
+		"annotated zero":  worker.Content{}.Annotated(worker.ContentAnnotations{}),
+		"annotated twice": worker.Text("").Annotated(worker.ContentAnnotations{}).Annotated(worker.ContentAnnotations{}),
+		"meta twice":      worker.RawContent(json.RawMessage(`{"_meta":{}}`)).WithMeta(json.RawMessage(`{}`)),
+		"meta array":      worker.Text("").WithMeta(json.RawMessage(`[]`)),
+		"audience":        worker.Text("").Annotated(worker.ContentAnnotations{Audience: []worker.Role{""}}),
+		"priority":        worker.Text("").Annotated(worker.ContentAnnotations{Priority: new(1.1)}),
 		"resource meta":   worker.EmbeddedResource(worker.ResourceContents{URI: "a:b", Meta: json.RawMessage(`1`)}),
 	} {
 		if got, err := block.MarshalJSON(); err == nil {
 			t.Errorf("%s: %s, want an error", name, got)
 		}
+	}
+}
+
+func TestBadAnnotations(t *testing.T) {
+	t.Parallel()
+	if got := (worker.ContentAnnotations{Priority: new(-1.0)}).JSON(); got != nil {
+		t.Errorf("annotations: %s", got)
 	}
 }
 

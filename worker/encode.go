@@ -161,6 +161,13 @@ func (o *object) boolean(name string, v *bool) {
 	}
 }
 
+// object adds a member that is an object.
+func (o *object) object(name string, inner *object) {
+	raw, err := inner.bytes()
+	o.err = errors.Join(o.err, err)
+	o.raw(name, raw)
+}
+
 // bytes ends the object.
 func (o *object) bytes() ([]byte, error) {
 	if o.err != nil {

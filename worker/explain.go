@@ -183,11 +183,15 @@ func knownNames(s *jsonschema.Schema) string {
 	if len(names) > most || len(s.PatternProperties) > 0 {
 		return ""
 	}
+	return " (known: " + quoteAll(names) + ")"
+}
+
+func quoteAll(names []string) string {
 	quoted := make([]string, len(names))
 	for i, name := range names {
 		quoted[i] = quote(name)
 	}
-	return " (known: " + strings.Join(quoted, ", ") + ")"
+	return strings.Join(quoted, ", ")
 }
 
 // target finds what a reference within the schema points to; nil if it is of

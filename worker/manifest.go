@@ -30,6 +30,9 @@ func (w *Worker) manifest() ([]byte, error) {
 	for _, uri := range slices.Sorted(maps.Keys(w.templates)) {
 		m.ResourceTemplates = append(m.ResourceTemplates, w.templates[uri].entry)
 	}
+	for _, name := range slices.Sorted(maps.Keys(w.prompts)) {
+		m.Prompts = append(m.Prompts, w.prompts[name].entry)
+	}
 	w.mu.RUnlock()
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/yosida95/uritemplate/v3"
 
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -27,7 +30,8 @@ type Resource struct {
 	MIMEType string
 	// Size of the contents in bytes, before base64; nil when not known.
 	Size *int64
-	// Annotations is a JSON object with audience, priority or lastModified.
+	// Annotations is a JSON object with audience, priority or lastModified; see
+	// [ContentAnnotations.JSON].
 	Annotations json.RawMessage
 	// Icons of the resource.
 	Icons []Icon
@@ -48,12 +52,15 @@ type ResourceTemplate struct {
 	Description string
 	// MIMEType of the contents, if it is the same for all.
 	MIMEType string
-	// Annotations is a JSON object with audience, priority or lastModified.
+	// Annotations is a JSON object with audience, priority or lastModified; see
+	// [ContentAnnotations.JSON].
 	Annotations json.RawMessage
 	// Icons of the resources.
 	Icons []Icon
 	// Meta is the _meta of the definition, a JSON object.
 	Meta json.RawMessage
+	// Complete suggests values of variables of the template, by their names.
+	Complete map[string]CompleteFunc
 }
 
 // ReadRequest asks for the contents of a resource.
@@ -123,6 +130,7 @@ type template struct {
 	mimeType string
 	match    *uritemplate.Template
 	read     ReadFunc
+	complete map[string]CompleteFunc // nil where a variable has none
 }
 
 // AddResource adds a listed resource, or replaces the one with the same URI.
@@ -142,13 +150,21 @@ func (w *Worker) AddResource(r Resource, read ReadFunc) {
 // RemoveResource removes a listed resource; a URI that is not listed is not an
 // error. While the worker runs, the change is announced at once; calls that
 // read the resource go on.
-func (w *Worker) RemoveResource(uri string) {
-	w.mu.Lock()
-	_, listed := w.resources[uri]
-	delete(w.resources, uri)
-	w.mu.Unlock()
-	if listed {
-		w.wake()
+func (w *Worker) RemoveResource(uri string) { remove(w, w.resources, uri) }
+
+// ResourceUpdated tells all who have subscribed to the resource that its
+// contents have changed, so that they read it again. The resource need not be
+// listed: it may be one of a template. It never waits, and does nothing unless
+// the worker runs; who is not connected at that moment does not hear of it.
+func (w *Worker) ResourceUpdated(uri string) {
+	w.mu.RLock()
+	server := w.server
+	w.mu.RUnlock()
+	if server == nil {
+		return
+	}
+	if err := server.Broadcast(bus.TopicResourceUpdated, uri); err != nil {
+		w.log.Warn("an update of a resource was not announced", "pool", w.cfg.Pool, "resource", uri, "error", err)
 	}
 }
 
@@ -167,6 +183,11 @@ func (w *Worker) AddResourceTemplate(t ResourceTemplate, read ReadFunc) {
 		return nil
 	})
 }
+
+// RemoveResourceTemplate removes a template; one that is not there is not an
+// error. While the worker runs, the change is announced at once; calls that
+// are running go on.
+func (w *Worker) RemoveResourceTemplate(uriTemplate string) { remove(w, w.templates, uriTemplate) }
 
 func (r Resource) check() error {
 	u, err := url.Parse(r.URI)
@@ -236,6 +257,21 @@ func (t ResourceTemplate) build(read ReadFunc) (*template, error) {
 	if read == nil {
 		mistakes = append(mistakes, errors.New("the handler is nil"))
 	}
+	complete := map[string]CompleteFunc{}
+	if match != nil {
+		for _, name := range match.Varnames() {
+			complete[name] = t.Complete[name]
+		}
+	}
+	var completed []string
+	for _, name := range slices.Sorted(maps.Keys(t.Complete)) {
+		if _, ok := complete[name]; !ok {
+			mistakes = append(mistakes, fmt.Errorf("Complete has %q, which is no variable of the template", name))
+		}
+		if t.Complete[name] != nil {
+			completed = append(completed, name)
+		}
+	}
 	if err := errors.Join(mistakes...); err != nil {
 		return nil, err
 	}
@@ -253,10 +289,11 @@ func (t ResourceTemplate) build(read ReadFunc) (*template, error) {
 		return nil, err
 	}
 	return &template{
-		entry:    &millracev1.ResourceTemplate{UriTemplate: t.URITemplate, Definition: definition},
+		entry:    &millracev1.ResourceTemplate{UriTemplate: t.URITemplate, Definition: definition, Completed: completed},
 		mimeType: t.MIMEType,
 		match:    match,
 		read:     read,
+		complete: complete,
 	}, nil
 }
 

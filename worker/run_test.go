@@ -186,6 +186,7 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 	worker.AddTool(w, worker.Tool{Name: "meta", Meta: json.RawMessage(`[]`)}, fn)
 	worker.AddTool(w, worker.Tool{Name: "icon", Icons: []worker.Icon{{}}}, fn)
 	worker.AddTool(w, worker.Tool{Name: "timeout", Timeout: -1}, fn)
+	worker.AddTool(w, worker.Tool{Name: "slots", Slots: -1}, fn)
 	worker.AddTool(w, worker.Tool{Name: "channel"}, func(context.Context, *worker.Call, struct{ C chan int }) (string, error) { return "", nil })
 	worker.AddTool(w, worker.Tool{Name: "text-in"}, func(context.Context, *worker.Call, string) (string, error) { return "", nil })
 	w.AddRawTool(worker.Tool{Name: "no-handler"}, nil)
@@ -197,6 +198,14 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 	w.AddResourceTemplate(worker.ResourceTemplate{URITemplate: "a:{", Name: "x"}, read)
 	w.AddResourceTemplate(worker.ResourceTemplate{URITemplate: "a:{b}", Name: "x"}, read)
 	w.AddResourceTemplate(worker.ResourceTemplate{URITemplate: "a:{b}", Name: "x"}, read)
+	w.AddResourceTemplate(worker.ResourceTemplate{URITemplate: "c:{b}", Name: "x", Complete: map[string]worker.CompleteFunc{"c": nil}}, read)
+	w.AddPrompt(worker.Prompt{}, prompting(nil))
+	w.AddPrompt(worker.Prompt{Name: "twice"}, prompting(nil))
+	w.AddPrompt(worker.Prompt{Name: "twice"}, prompting(nil))
+	w.AddPrompt(worker.Prompt{Name: "handlerless"}, nil)
+	w.AddPrompt(worker.Prompt{Name: "arguments", Arguments: []worker.PromptArgument{{Name: "a"}, {Name: "a"}}}, prompting(nil))
+	w.AddPrompt(worker.Prompt{Name: "nameless", Arguments: []worker.PromptArgument{{}}}, prompting(nil))
+	w.AddPrompt(worker.Prompt{Name: "meta", Meta: json.RawMessage(`[]`)}, prompting(nil))
 
 	server := startBus(t)
 	err := w.Run(t.Context(), connect(t, server))
@@ -214,6 +223,7 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 		`worker: tool "meta": _meta must be a JSON object`,
 		`worker: tool "icon": an icon has no Src`,
 		`worker: tool "timeout": a negative Timeout`,
+		`worker: tool "slots": a negative or very large number of Slots`,
 		`worker: tool "channel": input schema: `,
 		`worker: tool "text-in": input schema: the arguments are an object`,
 		`worker: tool "no-handler": the handler is nil`,
@@ -223,6 +233,13 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 		`worker: resource "a:handlerless": the handler is nil`,
 		`worker: resource template "a:{": it is no URI template`,
 		`worker: resource template "a:{b}": this template was added before`,
+		`worker: resource template "c:{b}": Complete has "c", which is no variable`,
+		`worker: prompt "": the name is empty`,
+		`worker: prompt "twice": a prompt of this name was added before`,
+		`worker: prompt "handlerless": the handler is nil`,
+		`worker: prompt "arguments": the name "a" of an argument is empty or used twice`,
+		`worker: prompt "nameless": the name "" of an argument is empty or used twice`,
+		`worker: prompt "meta": _meta must be a JSON object`,
 	}
 	if len(got) != len(want) {
 		t.Fatalf("%d mistakes, want %d:\n%v", len(got), len(want), err)
@@ -244,6 +261,13 @@ func TestRunTwice(t *testing.T) {
 	serve(t, server, w)
 	if err := w.Run(t.Context(), connect(t, server)); err == nil {
 		t.Error("the second Run returned nil")
+	}
+}
+
+// prompting returns a handler of prompts that returns err.
+func prompting(err error) worker.PromptFunc {
+	return func(context.Context, *worker.Call, map[string]string) (*worker.PromptResult, error) {
+		return &worker.PromptResult{}, err
 	}
 }
 
@@ -279,8 +303,23 @@ func full(backwards bool) *worker.Worker {
 		},
 		func() { w.AddResource(worker.Resource{URI: "a:1", Name: "one", MIMEType: "text/plain"}, failing(nil)) },
 		func() {
-			w.AddResourceTemplate(worker.ResourceTemplate{URITemplate: "t:{x}", Name: "t", Title: "T", Description: "d"}, failing(nil))
+			w.AddResourceTemplate(worker.ResourceTemplate{
+				URITemplate: "t:{x}{y}", Name: "t", Title: "T", Description: "d",
+				Annotations: worker.ContentAnnotations{Audience: []worker.Role{worker.RoleUser}, Priority: new(0.0), LastModified: time.Unix(0, 0)}.JSON(),
+				Complete:    map[string]worker.CompleteFunc{"y": worker.CompleteFrom(), "x": worker.CompleteFrom()},
+			}, failing(nil))
 		},
+		func() {
+			w.AddPrompt(worker.Prompt{
+				Name: "summarise", Title: "Summarise", Description: "Makes <it> short.",
+				Arguments: []worker.PromptArgument{
+					{Name: "text", Title: "Text", Description: "what to summarise", Required: true},
+					{Name: "language", Complete: worker.CompleteFrom("pl", "en")},
+				},
+				Icons: []worker.Icon{{Src: "data:image/png;base64,AA=="}}, Meta: json.RawMessage(`{ "k": 1 }`),
+			}, prompting(nil))
+		},
+		func() { w.AddPrompt(worker.Prompt{Name: "again"}, prompting(nil)) },
 	}
 	for i := range adds {
 		if backwards {
@@ -357,7 +396,10 @@ func TestManifest(t *testing.T) {
 		fmt.Fprintf(&got, "resource %s\n  %s\n", r.GetUri(), r.GetDefinition())
 	}
 	for _, r := range m.GetResourceTemplates() {
-		fmt.Fprintf(&got, "template %s\n  %s\n", r.GetUriTemplate(), r.GetDefinition())
+		fmt.Fprintf(&got, "template %s completed=%q\n  %s\n", r.GetUriTemplate(), r.GetCompleted(), r.GetDefinition())
+	}
+	for _, p := range m.GetPrompts() {
+		fmt.Fprintf(&got, "prompt %s completed=%q\n  %s\n", p.GetName(), p.GetCompleted(), p.GetDefinition())
 	}
 	golden := filepath.Join("testdata", "manifest.golden")
 	want, err := os.ReadFile(golden)
@@ -419,6 +461,30 @@ func TestChangesWhileRunning(t *testing.T) {
 	if last == empty {
 		t.Error("the hash is that of the empty worker")
 	}
+	w.AddPrompt(worker.Prompt{Name: "p"}, prompting(nil))
+	if m := next(); len(m.GetPrompts()) != 1 || getPrompt(t, client, "p", ``).GetResult() == nil {
+		t.Errorf("after AddPrompt: %v", m)
+	}
+	w.RemovePrompt("p")
+	w.RemovePrompt("never")
+	if m := next(); len(m.GetPrompts()) != 0 || getPrompt(t, client, "p", ``).GetError() == nil {
+		t.Errorf("after RemovePrompt: %v", m)
+	}
+	w.RemoveResourceTemplate("t:{x}")
+	w.RemoveResourceTemplate("never")
+	if m := next(); len(m.GetResourceTemplates()) != 0 || readResource(t, client, "t:1", "").GetError() == nil {
+		t.Errorf("after RemoveResourceTemplate: %v", m)
+	}
+	w.RemoveTool("late")
+	w.RemoveTool("never")
+	manifests(t, watcher, func(h []bus.Hash) bool { return len(h) == 1 && h[0] == empty })
+	if outcome(t, client, "late", ``).GetError().GetKind() != millracev1.Error_KIND_UNKNOWN_TOOL {
+		t.Error("the removed tool is still there")
+	}
+	returning(w, "late", "again", nil)
+	if m := next(); len(m.GetTools()) != 1 {
+		t.Errorf("after the tool came back: %v", m)
+	}
 
 	if log.String() != "" {
 		t.Errorf("the log says:\n%s", &log)
@@ -426,5 +492,35 @@ func TestChangesWhileRunning(t *testing.T) {
 	returning(w, "late", "again", nil)
 	if !strings.Contains(log.String(), "was added before") {
 		t.Errorf("a mistake while running is not in the log:\n%s", &log)
+	}
+}
+
+func TestResourceUpdated(t *testing.T) {
+	t.Parallel()
+	var log journal
+	server := startBus(t)
+	w := newWorker(log.logger())
+	w.ResourceUpdated("r:1") // before Run: nobody listens
+	run := serve(t, server, w)
+	conn := connect(t, server)
+	updates := make(chan struct{}, 1)
+	stop, err := bus.NewClient(conn, bus.ClientConfig{}).Listen(bus.TopicResourceUpdated, "r:1", func() { updates <- struct{}{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := conn.NATS().FlushWithContext(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.ResourceUpdated("r:2")
+	w.ResourceUpdated("r:1")
+	wait(t, updates, "the update")
+	run.stop()
+	wait(t, run.ended, "Run to return")
+	w.ResourceUpdated("r:1")
+	if log.String() != "" {
+		t.Errorf("the log says:\n%s", &log)
 	}
 }

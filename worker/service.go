@@ -22,52 +22,165 @@ type service struct {
 	w *Worker
 }
 
+// request is what the requests of all methods have.
+type request interface {
+	GetContext() *millracev1.CallContext
+	GetMeta() []byte
+	GetResume() *millracev1.Resume
+}
+
 // CallTool implements millracev1.WorkerServiceServer.
 func (s *service) CallTool(req *millracev1.CallToolRequest, stream grpc.ServerStreamingServer[millracev1.CallToolResponse]) error {
 	t := s.w.tool(req.GetName())
 	if t == nil {
 		return stream.Send(toolError(&millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_TOOL}))
 	}
-	ctx := stream.Context()
-	call := newCall(ctx, req.GetContext(), req.GetMeta(), func(p *millracev1.Progress) error {
-		return stream.Send(&millracev1.CallToolResponse{Event: &millracev1.CallToolResponse_Progress{Progress: p}})
-	})
-	result, err := guard(func() (*millracev1.ToolResult, error) { return t.run(ctx, s.w.codec, call, req.GetArguments()) })
-	if !call.end() || err != nil && ctx.Err() != nil {
-		// Nobody waits for an outcome, and the error is most likely the
-		// handler's way to say that it stopped.
-		return status.FromContextError(ctx.Err()).Err()
-	}
+	leave, err := t.enter(stream.Context())
 	if err != nil {
-		return stream.Send(toolError(s.w.outcome(err, "tool", t.name)))
+		return err
+	}
+	defer leave()
+	call := s.w.newCall(stream.Context(), MethodCallTool, t.name, req)
+	call.args = rawOrNil(req.GetArguments())
+	call.sink = toolStream{stream}
+	var result *millracev1.ToolResult
+	call.serve = func(ctx context.Context) (err error) {
+		result, err = t.run(ctx, s.w.codec, call)
+		return err
+	}
+	var out outcome
+	defer func() { out.rescue(s.w, call, func(e *millracev1.Error) { _ = stream.Send(toolError(e)) }) }()
+	err = s.w.handle(call)
+	if err != nil && call.ctx.Err() == nil && !outspoken(err) {
+		result, err = errorResult(err).encode(s.w.codec, nil)
+	}
+	if out = s.w.settle(call, err, result == nil); out.failed != nil {
+		return stream.Send(toolError(out.failed))
+	} else if out.asks != nil {
+		return stream.Send(&millracev1.CallToolResponse{Event: &millracev1.CallToolResponse_NeedsInput{NeedsInput: out.asks}})
+	} else if out.over != nil {
+		return out.over
 	}
 	return stream.Send(&millracev1.CallToolResponse{Event: &millracev1.CallToolResponse_Result{Result: result}})
 }
 
 // ReadResource implements millracev1.WorkerServiceServer.
 func (s *service) ReadResource(req *millracev1.ReadResourceRequest, stream grpc.ServerStreamingServer[millracev1.ReadResourceResponse]) error {
-	read, request, mimeType := s.w.reader(req.GetUri(), req.GetUriTemplate())
-	if read == nil {
+	found := s.w.reader(req.GetUri(), req.GetUriTemplate())
+	if found.read == nil {
 		return stream.Send(resourceError(&millracev1.Error{Kind: millracev1.Error_KIND_RESOURCE_NOT_FOUND}))
 	}
-	ctx := stream.Context()
-	call := newCall(ctx, req.GetContext(), req.GetMeta(), func(p *millracev1.Progress) error {
-		return stream.Send(&millracev1.ReadResourceResponse{Event: &millracev1.ReadResourceResponse_Progress{Progress: p}})
-	})
-	result, err := guard(func() (*millracev1.ResourceResult, error) {
-		contents, err := read(ctx, call, request)
-		if err != nil {
-			return nil, err
+	call := s.w.newCall(stream.Context(), MethodReadResource, req.GetUri(), req)
+	call.template = found.template
+	call.sink = resourceStream{stream}
+	var result *millracev1.ResourceResult
+	call.serve = func(ctx context.Context) error {
+		contents, err := found.read(ctx, call, found.req)
+		if err == nil {
+			result, err = contents.encode(found.req.URI, found.mimeType)
 		}
-		return contents.encode(request.URI, mimeType)
-	})
-	if !call.end() || err != nil && ctx.Err() != nil {
-		return status.FromContextError(ctx.Err()).Err()
+		return err
 	}
-	if err != nil {
-		return stream.Send(resourceError(s.w.outcome(err, "resource", request.URI)))
+	var out outcome
+	defer func() { out.rescue(s.w, call, func(e *millracev1.Error) { _ = stream.Send(resourceError(e)) }) }()
+	err := s.w.handle(call)
+	if out = s.w.settle(call, err, result == nil); out.failed != nil {
+		return stream.Send(resourceError(out.failed))
+	} else if out.asks != nil {
+		return stream.Send(&millracev1.ReadResourceResponse{Event: &millracev1.ReadResourceResponse_NeedsInput{NeedsInput: out.asks}})
+	} else if out.over != nil {
+		return out.over
 	}
 	return stream.Send(&millracev1.ReadResourceResponse{Event: &millracev1.ReadResourceResponse_Result{Result: result}})
+}
+
+// GetPrompt implements millracev1.WorkerServiceServer.
+func (s *service) GetPrompt(req *millracev1.GetPromptRequest, stream grpc.ServerStreamingServer[millracev1.GetPromptResponse]) error {
+	p := s.w.prompt(req.GetName())
+	if p == nil {
+		return stream.Send(promptError(&millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_PROMPT}))
+	}
+	call := s.w.newCall(stream.Context(), MethodGetPrompt, p.name, req)
+	call.args = rawOrNil(req.GetArguments())
+	call.sink = promptStream{stream}
+	var result *millracev1.PromptResult
+	call.serve = func(ctx context.Context) (err error) {
+		result, err = p.run(ctx, s.w.codec, call)
+		return err
+	}
+	var out outcome
+	defer func() { out.rescue(s.w, call, func(e *millracev1.Error) { _ = stream.Send(promptError(e)) }) }()
+	err := s.w.handle(call)
+	if out = s.w.settle(call, err, result == nil); out.failed != nil {
+		return stream.Send(promptError(out.failed))
+	} else if out.asks != nil {
+		return stream.Send(&millracev1.GetPromptResponse{Event: &millracev1.GetPromptResponse_NeedsInput{NeedsInput: out.asks}})
+	} else if out.over != nil {
+		return out.over
+	}
+	return stream.Send(&millracev1.GetPromptResponse{Event: &millracev1.GetPromptResponse_Result{Result: result}})
+}
+
+// Complete implements millracev1.WorkerServiceServer.
+func (s *service) Complete(ctx context.Context, req *millracev1.CompleteRequest) (*millracev1.CompleteResponse, error) {
+	name, complete, failed := s.w.completer(req)
+	if failed != nil {
+		return &millracev1.CompleteResponse{Error: failed}, nil
+	}
+	if complete == nil {
+		return &millracev1.CompleteResponse{}, nil
+	}
+	call := s.w.newCall(ctx, MethodComplete, name, nil)
+	call.from = req.GetContext()
+	var result *millracev1.CompleteResponse
+	call.serve = func(ctx context.Context) error {
+		found, err := complete(ctx, call, CompleteRequest{Argument: req.GetArgument(), Value: req.GetValue(), Known: req.GetKnown()})
+		if err == nil {
+			result = found.encode()
+		}
+		return err
+	}
+	out := s.w.settle(call, s.w.handle(call), result == nil)
+	if out.failed != nil {
+		return &millracev1.CompleteResponse{Error: out.failed}, nil
+	}
+	return result, out.over
+}
+
+type toolStream struct {
+	grpc.ServerStreamingServer[millracev1.CallToolResponse]
+}
+
+func (s toolStream) progress(p *millracev1.Progress) error {
+	return s.Send(&millracev1.CallToolResponse{Event: &millracev1.CallToolResponse_Progress{Progress: p}})
+}
+
+func (s toolStream) log(m *millracev1.LogMessage) error {
+	return s.Send(&millracev1.CallToolResponse{Event: &millracev1.CallToolResponse_Log{Log: m}})
+}
+
+type resourceStream struct {
+	grpc.ServerStreamingServer[millracev1.ReadResourceResponse]
+}
+
+func (s resourceStream) progress(p *millracev1.Progress) error {
+	return s.Send(&millracev1.ReadResourceResponse{Event: &millracev1.ReadResourceResponse_Progress{Progress: p}})
+}
+
+func (s resourceStream) log(m *millracev1.LogMessage) error {
+	return s.Send(&millracev1.ReadResourceResponse{Event: &millracev1.ReadResourceResponse_Log{Log: m}})
+}
+
+type promptStream struct {
+	grpc.ServerStreamingServer[millracev1.GetPromptResponse]
+}
+
+func (s promptStream) progress(p *millracev1.Progress) error {
+	return s.Send(&millracev1.GetPromptResponse{Event: &millracev1.GetPromptResponse_Progress{Progress: p}})
+}
+
+func (s promptStream) log(m *millracev1.LogMessage) error {
+	return s.Send(&millracev1.GetPromptResponse{Event: &millracev1.GetPromptResponse_Log{Log: m}})
 }
 
 func toolError(e *millracev1.Error) *millracev1.CallToolResponse {
@@ -78,21 +191,46 @@ func resourceError(e *millracev1.Error) *millracev1.ReadResourceResponse {
 	return &millracev1.ReadResourceResponse{Event: &millracev1.ReadResourceResponse_Error{Error: e}}
 }
 
+func promptError(e *millracev1.Error) *millracev1.GetPromptResponse {
+	return &millracev1.GetPromptResponse{Event: &millracev1.GetPromptResponse_Error{Error: e}}
+}
+
+// newCall returns the call of a request; req may be nil.
+func (w *Worker) newCall(ctx context.Context, method Method, name string, req request) *Call {
+	call := &Call{w: w, ctx: ctx, method: method, name: name}
+	if req != nil {
+		call.from, call.meta, call.resume = req.GetContext(), rawOrNil(req.GetMeta()), req.GetResume()
+	}
+	return call.init()
+}
+
 func (w *Worker) tool(name string) *tool {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return w.tools[name]
 }
 
-// reader finds what reads uri; nil if nothing does. The edge says by which
-// template it came here, if any; its manifest may be behind, so the others are
-// tried as well.
-func (w *Worker) reader(uri, by string) (read ReadFunc, req ReadRequest, mimeType string) {
-	req.URI = uri
+func (w *Worker) prompt(name string) *prompt {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.prompts[name]
+}
+
+// found is what reads a URI.
+type found struct {
+	read     ReadFunc // nil: nothing does
+	req      ReadRequest
+	template string
+	mimeType string
+}
+
+// reader finds what reads uri. The edge says by which template it came here,
+// if any; its manifest may be behind, so the others are tried as well.
+func (w *Worker) reader(uri, by string) found {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	if r := w.resources[uri]; r != nil {
-		return r.read, req, r.mimeType
+		return found{read: r.read, req: ReadRequest{URI: uri}, mimeType: r.mimeType}
 	}
 	candidates := slices.Sorted(maps.Keys(w.templates))
 	if w.templates[by] != nil {
@@ -101,16 +239,46 @@ func (w *Worker) reader(uri, by string) (read ReadFunc, req ReadRequest, mimeTyp
 	for _, name := range candidates {
 		t := w.templates[name]
 		if vars, ok := t.vars(uri); ok {
-			req.Vars = vars
-			return t.read, req, t.mimeType
+			return found{read: t.read, req: ReadRequest{URI: uri, Vars: vars}, template: name, mimeType: t.mimeType}
 		}
 	}
-	return nil, req, ""
+	return found{}
 }
 
-// run checks the arguments, runs the handler and writes its result. An error
-// of the handler that is for the model becomes a result here.
-func (t *tool) run(ctx context.Context, c *codec, call *Call, args json.RawMessage) (*millracev1.ToolResult, error) {
+// completer finds what completes an argument, which is nil if nothing does.
+func (w *Worker) completer(req *millracev1.CompleteRequest) (name string, complete CompleteFunc, failed *millracev1.Error) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	var all map[string]CompleteFunc
+	switch {
+	case req.GetPrompt() != "":
+		name = req.GetPrompt()
+		p := w.prompts[name]
+		if p == nil {
+			return name, nil, &millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_PROMPT}
+		}
+		all = p.complete
+	default:
+		name = req.GetUriTemplate()
+		t := w.templates[name]
+		if t == nil {
+			return name, nil, &millracev1.Error{Kind: millracev1.Error_KIND_RESOURCE_NOT_FOUND}
+		}
+		all = t.complete
+	}
+	complete, ok := all[req.GetArgument()]
+	if !ok {
+		return name, nil, &millracev1.Error{
+			Kind:   millracev1.Error_KIND_INVALID_ARGUMENTS,
+			Detail: fmt.Sprintf("there is no argument %s (known: %s)", quote(req.GetArgument()), quoteAll(slices.Sorted(maps.Keys(all)))),
+		}
+	}
+	return name, complete, nil
+}
+
+// run checks the arguments, runs the handler and writes its result.
+func (t *tool) run(ctx context.Context, c *codec, call *Call) (*millracev1.ToolResult, error) {
+	args := call.args
 	if len(args) == 0 {
 		args = json.RawMessage("{}")
 	}
@@ -119,14 +287,12 @@ func (t *tool) run(ctx context.Context, c *codec, call *Call, args json.RawMessa
 	}
 	result, err := t.handler(ctx, call, args)
 	if err != nil {
-		if ctx.Err() != nil || outspoken(err) {
-			return nil, err
-		}
-		result = errorResult(err)
+		return nil, err
 	}
 	if result == nil {
 		result = &Result{}
 	}
+	call.failed = result.IsError
 	return result.encode(c, t.output)
 }
 
@@ -134,11 +300,14 @@ func (t *tool) run(ctx context.Context, c *codec, call *Call, args json.RawMessa
 func outspoken(err error) bool {
 	var protocol *ProtocolError
 	var arguments *argumentsError
-	return errors.As(err, &protocol) || errors.As(err, &arguments)
+	var capability *MissingCapabilityError
+	var internal *internalError
+	return errors.As(err, &protocol) || errors.As(err, &arguments) || errors.As(err, &capability) ||
+		errors.As(err, &internal) || errors.Is(err, ErrNeedsInput)
 }
 
 // guard runs f and makes a panic an error.
-func guard[T any](f func() (T, error)) (result T, err error) {
+func guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &internalError{text: fmt.Sprintf("panic: %v", p), stack: debug.Stack()}
@@ -147,14 +316,58 @@ func guard[T any](f func() (T, error)) (result T, err error) {
 	return f()
 }
 
-// outcome turns an error into what the client may know, and logs the rest.
-// kind and name say whose error it is.
-func (w *Worker) outcome(err error, kind, name string) *millracev1.Error {
+// outcome is how a call ends without a result. At most one is set.
+type outcome struct {
+	settled bool
+	failed  *millracev1.Error
+	asks    *millracev1.NeedsInput
+	over    error // a status: nobody waits for an outcome
+}
+
+// settle ends the call and says what to send. absent: there is no result.
+func (w *Worker) settle(call *Call, err error, absent bool) outcome {
+	if !call.end() || err != nil && call.ctx.Err() != nil {
+		// Nobody waits for an outcome, and the error is most likely the
+		// handler's way to say that it stopped.
+		return outcome{settled: true, over: status.FromContextError(call.ctx.Err()).Err()}
+	}
+	var asks *millracev1.NeedsInput
+	if errors.Is(err, ErrNeedsInput) {
+		asks, err = call.needsInput()
+	} else if err == nil && absent {
+		err = internalf("middleware returned no error without a result of the next handler")
+	}
+	out := outcome{settled: true, asks: asks}
+	if err != nil {
+		out.failed = w.failure(err, call)
+	}
+	return out
+}
+
+// rescue sends an internal error if the goroutine ends before the call was
+// settled: a handler can do that, by runtime.Goexit.
+func (o *outcome) rescue(w *Worker, call *Call, send func(*millracev1.Error)) {
+	if !o.settled && call.end() {
+		send(w.failure(internalf("the handler ended its goroutine"), call))
+	}
+}
+
+// failure turns an error into what the client may know, and logs the rest.
+func (w *Worker) failure(err error, call *Call) *millracev1.Error {
 	var arguments *argumentsError
 	var protocol *ProtocolError
+	var capability *MissingCapabilityError
+	var internal *internalError
 	switch {
+	case errors.As(err, &internal):
 	case errors.As(err, &arguments):
 		return &millracev1.Error{Kind: millracev1.Error_KIND_INVALID_ARGUMENTS, Detail: arguments.detail}
+	case errors.As(err, &capability):
+		return &millracev1.Error{
+			Kind:    millracev1.Error_KIND_MISSING_CAPABILITY,
+			Message: capability.Error(),
+			Data:    requiredCapabilities(capability.Missing),
+		}
 	case errors.As(err, &protocol):
 		custom, bad := protocol.encode(w.codec)
 		if bad == nil {
@@ -164,8 +377,7 @@ func (w *Worker) outcome(err error, kind, name string) *millracev1.Error {
 	case errors.Is(err, ErrResourceNotFound):
 		return &millracev1.Error{Kind: millracev1.Error_KIND_RESOURCE_NOT_FOUND}
 	}
-	attrs := []any{"pool", w.cfg.Pool, kind, name, "error", err}
-	var internal *internalError
+	attrs := []any{"pool", w.cfg.Pool, kinds(call.method), call.name, "error", err}
 	if errors.As(err, &internal) && internal.stack != nil {
 		attrs = append(attrs, "stack", string(internal.stack))
 	}
@@ -173,8 +385,25 @@ func (w *Worker) outcome(err error, kind, name string) *millracev1.Error {
 	return &millracev1.Error{Kind: millracev1.Error_KIND_INTERNAL}
 }
 
-// internalCode is JSON-RPC's "internal error".
-const internalCode = -32603
+// kinds names what the method is about, for the log.
+func kinds(m Method) string {
+	switch m {
+	case MethodReadResource:
+		return "resource"
+	case MethodGetPrompt:
+		return "prompt"
+	case MethodComplete:
+		return "completion"
+	default:
+		return "tool"
+	}
+}
+
+// The codes of JSON-RPC.
+const (
+	invalidParamsCode = -32602
+	internalCode      = -32603
+)
 
 func (e *ProtocolError) encode(c *codec) (*millracev1.Error, error) {
 	data, err := c.marshal(e.Data)

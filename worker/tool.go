@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"regexp"
 	"time"
@@ -37,6 +38,10 @@ type Tool struct {
 	// Timeout is how long a call may take; the edge ends it then, and the
 	// context of the handler is cancelled. 0: what the edge is set to.
 	Timeout time.Duration
+	// Slots is how many calls of this tool run at the same time in an
+	// instance, beside the limit for all ([Config]); a further one is refused
+	// as busy and goes to another instance. 0: no limit of its own.
+	Slots int
 }
 
 // Annotations are hints about a tool. A nil hint is not given and has the
@@ -58,7 +63,7 @@ type Annotations struct {
 	OpenWorldHint *bool
 }
 
-// Icon is a picture for a tool or resource.
+// Icon is a picture for a tool, resource or prompt.
 type Icon struct {
 	// Src is an https: or data: URI.
 	Src string
@@ -76,6 +81,7 @@ type tool struct {
 	input   *schema
 	output  *schema // nil when the tool has none
 	entry   *millracev1.Tool
+	slots   *slots
 	handler func(ctx context.Context, call *Call, args json.RawMessage) (*Result, error)
 }
 
@@ -139,9 +145,17 @@ func (w *Worker) addTool(t Tool, hasHandler bool, in, out reflect.Type,
 		}
 		added.handler = handler
 		w.tools[t.Name] = added
+		if added.slots != nil {
+			w.limited.Store(true)
+		}
 		return nil
 	})
 }
+
+// RemoveTool removes a tool; a name that is not there is not an error. While
+// the worker runs, the change is announced at once; calls that are running go
+// on. A tool is replaced by removing it and adding the new one.
+func (w *Worker) RemoveTool(name string) { remove(w, w.tools, name) }
 
 // toolName is what the specification says a tool should be called.
 const toolName = `^[A-Za-z0-9_.-]{1,128}$`
@@ -151,6 +165,9 @@ func (t Tool) build(in, out reflect.Type) (*tool, error) {
 	var mistakes []error
 	if ok, _ := regexp.MatchString(toolName, t.Name); !ok {
 		mistakes = append(mistakes, errors.New("the name must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -"))
+	}
+	if t.Slots < 0 || t.Slots > math.MaxInt32 {
+		mistakes = append(mistakes, errors.New("a negative or very large number of Slots"))
 	}
 	if t.Timeout < 0 {
 		mistakes = append(mistakes, errors.New("a negative Timeout"))
@@ -193,7 +210,7 @@ func (t Tool) build(in, out reflect.Type) (*tool, error) {
 		entry.ReadOnly = a.ReadOnlyHint != nil && *a.ReadOnlyHint
 		entry.Idempotent = a.IdempotentHint != nil && *a.IdempotentHint
 	}
-	return &tool{name: t.Name, input: input, output: output, entry: entry}, nil
+	return &tool{name: t.Name, input: input, output: output, entry: entry, slots: newSlots(t.Slots)}, nil
 }
 
 func (a *Annotations) encode(outer *object) []byte {

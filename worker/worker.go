@@ -5,20 +5,28 @@
 //	worker.AddTool(w, worker.Tool{Name: "greet"}, greet)
 //	err := w.Serve(ctx, "nats://127.0.0.1:4222")
 //
-// A call takes this way: a slot of the instance is taken, the arguments are
-// checked against the input schema, the handler runs, its result is checked
-// against the output schema, and exactly one outcome is sent. The outcome is
-// one of four kinds, and the author chooses by what the handler returns:
+// A call takes this way: a slot of the instance is taken, the middleware of
+// [Worker.Use] is entered, the arguments are checked against the input schema,
+// the handler runs, its result is checked against the output schema, and
+// exactly one outcome is sent. The outcome is one of five kinds, and the author
+// chooses by what the handler returns:
 //
 //   - a value: a result;
 //   - an error: a result with isError set, whose text is the text of the
 //     error, for the model to read and act on;
-//   - a [*ProtocolError] (or [InvalidArguments]): a JSON-RPC error;
+//   - a [*ProtocolError] (or [InvalidArguments], or a
+//     [*MissingCapabilityError]): a JSON-RPC error;
+//   - [ErrNeedsInput], which [Call.Ask] returns: questions for the client. The
+//     handler is run again, from its beginning, when they are answered;
 //   - a panic, or a result that breaks its own schema or is no JSON: an
 //     internal error. The client learns nothing of it, the log everything.
 //
-// A worker keeps nothing between calls: any instance of a pool may serve any
-// call, and instances with the same tools are interchangeable.
+// Resources, prompts and completions are served in the same way, except that
+// an error of the second kind is an internal error there: no model reads it.
+//
+// A worker keeps nothing between calls, nor between the rounds of one that
+// asks: any instance of a pool may serve any of them, and instances with the
+// same tools are interchangeable.
 package worker
 
 import (
@@ -29,6 +37,7 @@ import (
 	"log/slog"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -60,7 +69,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Worker is a set of tools and resources that can be served. Its methods may
+// Worker is a set of tools, resources and prompts that can be served. Its methods may
 // be called from any goroutine.
 type Worker struct {
 	cfg Config
@@ -75,12 +84,19 @@ type Worker struct {
 	// ready is closed by Run, once.
 	ready chan struct{}
 
-	mu        sync.RWMutex
-	running   bool
-	mistakes  []error
-	tools     map[string]*tool
-	resources map[string]*resource
-	templates map[string]*template
+	// limited: there is a tool with slots of its own.
+	limited atomic.Bool
+
+	mu         sync.RWMutex
+	running    bool
+	server     *bus.Server // nil unless Run is serving
+	mistakes   []error
+	middleware []func(Handler) Handler
+	handler    Handler // the chain of middleware; nil without any
+	tools      map[string]*tool
+	resources  map[string]*resource
+	templates  map[string]*template
+	prompts    map[string]*prompt
 }
 
 // New returns a worker that offers nothing yet.
@@ -94,6 +110,7 @@ func New(cfg Config) *Worker {
 		tools:     map[string]*tool{},
 		resources: map[string]*resource{},
 		templates: map[string]*template{},
+		prompts:   map[string]*prompt{},
 	}
 }
 
@@ -131,12 +148,16 @@ func (w *Worker) Run(ctx context.Context, conn *bus.Conn) error {
 		Version: w.cfg.Version,
 		Slots:   w.cfg.Slots,
 		Grace:   w.cfg.Grace,
+		Admit:   w.admit,
 		Logger:  w.cfg.Logger,
 	})
 	millracev1.RegisterWorkerServiceServer(server, &service{w: w})
 	if err := w.announce(server); err != nil {
 		return err
 	}
+
+	w.setServer(server)
+	defer w.setServer(nil)
 
 	// Capacity 1: the server's goroutine never waits for the loop below.
 	ended := make(chan error, 1)
@@ -194,6 +215,12 @@ func (w *Worker) start() error {
 	return nil
 }
 
+func (w *Worker) setServer(server *bus.Server) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.server = server
+}
+
 // announce hands the manifest to the server.
 func (w *Worker) announce(server *bus.Server) error {
 	manifest, err := w.manifest()
@@ -218,6 +245,17 @@ func (w *Worker) register(add func() error) {
 		w.wake()
 	} else if running {
 		w.log.Error("a registration was refused", "pool", w.cfg.Pool, "error", err)
+	}
+}
+
+// remove takes name out of one of the maps of w and announces that.
+func remove[T any](w *Worker, from map[string]T, name string) {
+	w.mu.Lock()
+	_, there := from[name]
+	delete(from, name)
+	w.mu.Unlock()
+	if there {
+		w.wake()
 	}
 }
 

@@ -1,0 +1,201 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"sync"
+
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// maxState bounds the state that a call carries from round to round. It passes
+// through the client, twice, and through the bus.
+const maxState = 256 << 10
+
+// rounds is what a call knows of its rounds. The zero value is the first round
+// without answers. Its methods may be called from any goroutine.
+type rounds struct {
+	mu sync.Mutex
+	// answers were valid in this round or an earlier one.
+	answers map[string]json.RawMessage
+	// fresh are what the client has sent with this round, not looked at.
+	fresh map[string][]byte
+	// errors are JSON-RPC errors that the client has sent instead. They are
+	// set before the handler runs and not changed.
+	errors map[string][]byte
+	// pending are questions of this round that have no answer.
+	pending map[string][]byte
+	// once are results of Once; running are those that are not there yet, and
+	// whoever runs one closes its channel.
+	once    map[string]json.RawMessage
+	running map[string]chan struct{}
+}
+
+// state is what is carried. Only workers read it: the edge authenticates it,
+// so a client cannot have changed it.
+type state struct {
+	Version  int                        `json:"v"`
+	Answers  map[string]json.RawMessage `json:"answers,omitempty"`
+	Once     map[string]json.RawMessage `json:"once,omitempty"`
+	Progress *float64                   `json:"progress,omitempty"`
+}
+
+// stateVersion changes when older workers cannot read the state any more.
+const stateVersion = 1
+
+// restore takes up what earlier rounds have left.
+func (c *Call) restore() error {
+	r := &c.rounds
+	r.fresh, r.errors = c.resume.GetResponses(), c.resume.GetErrors()
+	raw := c.resume.GetState()
+	if len(raw) == 0 {
+		return nil
+	}
+	var s state
+	if err := c.w.codec.unmarshal(raw, &s); err != nil || s.Version != stateVersion {
+		return &ProtocolError{Code: invalidParamsCode, Message: "the request state is not one of this server: make the call again from the beginning"}
+	}
+	r.answers, r.once = s.Answers, s.Once
+	if s.Progress != nil {
+		c.last = *s.Progress
+	}
+	return nil
+}
+
+// ask returns the answers to the questions, or notes those that have none and
+// returns false.
+func (r *rounds) ask(questions []Question) (map[string]json.RawMessage, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	answers := make(map[string]json.RawMessage, len(questions))
+	for _, q := range questions {
+		// The older answer counts: what was done since depends on it.
+		answer, ok := r.answers[q.key]
+		if !ok || q.valid(answer) != nil {
+			answer, ok = r.fresh[q.key]
+		}
+		if ok && q.valid(answer) == nil {
+			if r.answers == nil {
+				r.answers = map[string]json.RawMessage{}
+			}
+			r.answers[q.key] = answer
+			answers[q.key] = answer
+			continue
+		}
+		if r.pending == nil {
+			r.pending = map[string][]byte{}
+		}
+		r.pending[q.key] = q.encode()
+	}
+	return answers, len(answers) == len(questions)
+}
+
+// needsInput writes the outcome of a round that ends with questions. The call
+// has ended, so nothing else uses it any more.
+func (c *Call) needsInput() (*millracev1.NeedsInput, error) {
+	r := &c.rounds
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending) == 0 {
+		return nil, internalf("the handler returned ErrNeedsInput, but there is no question without an answer")
+	}
+	s := state{Version: stateVersion, Answers: r.answers, Once: r.once}
+	if !math.IsInf(c.last, 0) {
+		s.Progress = &c.last
+	}
+	raw, err := marshal(s)
+	if err != nil {
+		return nil, internalf("the state of the call cannot be written: %v", err)
+	}
+	if len(raw) > maxState {
+		return nil, &ProtocolError{
+			Code:    internalCode,
+			Message: fmt.Sprintf("the answers and intermediate results of the call take %d bytes, and the limit is %d", len(raw), maxState),
+		}
+	}
+	// A goroutine that the handler has left behind may still ask.
+	return &millracev1.NeedsInput{Requests: maps.Clone(r.pending), State: raw}, nil
+}
+
+// Once runs fn in the first round of a call that gets there, and returns its
+// result in all later ones: for what has to happen before an [Call.Ask] and
+// must not happen again. Calls of the same key wait for each other. The result
+// is carried as JSON, by the key, with the state of the call; T must survive
+// that. If fn returns an error, nothing is kept, and the next round runs it
+// again.
+//
+// This is at least once, not exactly once: the result is kept only when the
+// round ends with a question, and a client can repeat an earlier round, or the
+// call. Effects that must never be repeated need an identifier of their own
+// where they take place.
+func Once[T any](call *Call, key string, fn func() (T, error)) (T, error) {
+	var result T
+	raw, err := call.rounds.do(call.ctx, key, func() (json.RawMessage, error) {
+		value, err := fn()
+		if err != nil {
+			return nil, err
+		}
+		raw, err := call.w.codec.marshal(value)
+		if err != nil {
+			return nil, internalf("the result of Once %q cannot be written: %v", key, err)
+		}
+		if len(raw) == 0 {
+			raw = json.RawMessage("null")
+		}
+		return raw, nil
+	})
+	if err != nil {
+		return result, err
+	}
+	// In the first round too, so that a type that does not survive is noticed.
+	if err := call.w.codec.unmarshal(raw, &result); err != nil {
+		return result, internalf("the result of Once %q cannot be read as %T: %v", key, result, err)
+	}
+	return result, nil
+}
+
+// do returns the result that key has, or runs fn for it.
+func (r *rounds) do(ctx context.Context, key string, fn func() (json.RawMessage, error)) (json.RawMessage, error) {
+	for {
+		r.mu.Lock()
+		if raw, ok := r.once[key]; ok {
+			r.mu.Unlock()
+			return raw, nil
+		}
+		running, ok := r.running[key]
+		if !ok {
+			break
+		}
+		r.mu.Unlock()
+		select {
+		case <-running: // with a result, or it is our turn
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	done := make(chan struct{})
+	if r.running == nil {
+		r.running = map[string]chan struct{}{}
+	}
+	r.running[key] = done
+	r.mu.Unlock()
+
+	var raw json.RawMessage
+	defer func() { // also when fn panics
+		r.mu.Lock()
+		delete(r.running, key)
+		if raw != nil {
+			if r.once == nil {
+				r.once = map[string]json.RawMessage{}
+			}
+			r.once[key] = raw
+		}
+		r.mu.Unlock()
+		close(done)
+	}()
+	raw, err := fn()
+	return raw, err
+}
