@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,8 +30,9 @@ type system struct {
 	t      *testing.T
 	edge   *Edge
 	client *http.Client
-	worker *worker.Worker
 	conn   func(name string) *bus.Conn
+	// lost says which of the tools that lose their connection have done so.
+	lost [2]atomic.Bool
 	// ran counts the executions of the tool "danger".
 	ran *counter
 	// workerConn is the fixture worker's connection; closing it is how a
@@ -75,14 +78,7 @@ func start(t *testing.T, cfg Config) *system {
 		t.Cleanup(conn.Close)
 		return conn
 	}
-	s.worker = fixture(s)
-	s.workerConn = s.conn("worker")
-	s.stopWorker = run(t, "worker", func(ctx context.Context) error {
-		if err := s.worker.Run(ctx, s.workerConn); err != nil && s.workerConn.Connected() {
-			return err
-		}
-		return nil
-	})
+	s.workerConn, s.stopWorker = s.startWorker()
 	if s.edge, err = New(s.conn("edge"), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -92,6 +88,18 @@ func start(t *testing.T, cfg Config) *system {
 	}
 	s.serveHTTP()
 	return s
+}
+
+// startWorker starts an instance of the fixture.
+func (s *system) startWorker() (conn *bus.Conn, stop func()) {
+	conn = s.conn("worker")
+	w := fixture(s, conn)
+	return conn, run(s.t, "worker", func(ctx context.Context) error {
+		if err := w.Run(ctx, conn); err != nil && conn.Connected() {
+			return err
+		}
+		return nil
+	})
 }
 
 // run runs an actor until stop or the end of the test.
@@ -196,7 +204,7 @@ func body(t *testing.T, resp *http.Response) string {
 }
 
 // fixture is a worker with a tool for each thing an edge must pass on right.
-func fixture(s *system) *worker.Worker {
+func fixture(s *system, conn *bus.Conn) *worker.Worker {
 	w := worker.New(worker.Config{Pool: "fixture", Version: "1.0.0", Instructions: "For tests.", Logger: slog.New(slog.DiscardHandler)})
 	w.AddRawTool(worker.Tool{
 		Name: "echo", Description: "Returns its arguments.", InputSchema: json.RawMessage(`{"type":"object"}`),
@@ -272,6 +280,59 @@ func fixture(s *system) *worker.Worker {
 			call.Progress(1, 2, "")
 			return tricky, nil
 		})
+	type answer struct {
+		Name string `json:"name"`
+	}
+	worker.AddTool(w, worker.Tool{Name: "ask", Description: "Asks who the user is, then for the client's roots if it has any."},
+		func(_ context.Context, call *worker.Call, _ none) (string, error) {
+			answers, err := call.Ask(worker.ElicitFor[answer]("who", "Who are you?"))
+			if err != nil {
+				return "", err
+			}
+			who, accepted, err := worker.Accepted[answer](answers, "who")
+			if err != nil {
+				return "", err
+			}
+			if !accepted {
+				return "nobody: " + string(answers.Elicited("who").Action), nil
+			}
+			s.ran.add()
+			if !call.Can(worker.CapabilityRoots) {
+				return who.Name, nil
+			}
+			if answers, err = call.Ask(worker.ListRoots("where")); err != nil {
+				return "", err
+			}
+			return fmt.Sprintf("%s with %d roots", who.Name, len(answers.Roots("where"))), nil
+		})
+	worker.AddTool(w, worker.Tool{Name: "log", Description: "Logs a message at each level."},
+		func(_ context.Context, call *worker.Call, _ none) (string, error) {
+			for level := worker.LevelDebug; level <= worker.LevelEmergency; level++ {
+				call.Log(level, "fixture", "at "+level.String())
+			}
+			return "logged", nil
+		})
+	for _, harmless := range []bool{true, false} {
+		name := "lose-once"
+		if harmless {
+			name += "-harmless"
+		}
+		lost := &s.lost[map[bool]int{true: 1}[harmless]]
+		worker.AddTool(w, worker.Tool{
+			Name: name, Description: "Loses its connection the first time.", Annotations: &worker.Annotations{IdempotentHint: new(harmless)},
+		}, func(context.Context, *worker.Call, none) (string, error) {
+			if lost.CompareAndSwap(false, true) {
+				conn.Close()
+			}
+			return "survived", nil
+		})
+	}
+	w.AddPrompt(worker.Prompt{
+		Name: "greeting", Title: "Greeting", Description: "Greets somebody.",
+		Arguments: []worker.PromptArgument{{Name: "name", Required: true, Complete: worker.CompleteFrom("Ala", "Alicja", "Ola")}, {Name: "style"}},
+	}, func(_ context.Context, _ *worker.Call, args map[string]string) (*worker.PromptResult, error) {
+		return &worker.PromptResult{Messages: []worker.PromptMessage{{Role: "user", Content: worker.Text("Greet " + args["name"] + ".")}}}, nil
+	})
 	w.AddResource(worker.Resource{URI: "memo://notes/one", Name: "one", MIMEType: "text/plain"},
 		func(context.Context, *worker.Call, worker.ReadRequest) (*worker.Contents, error) {
 			return worker.TextContents("text/plain", "first note"), nil

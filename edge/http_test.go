@@ -210,3 +210,20 @@ func TestReadiness(t *testing.T) {
 		}
 	})
 }
+
+func TestHarmlessCallIsMadeAgainWhenItsWorkerIsLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{})
+		s.startWorker()
+		for _, c := range []struct{ name, want string }{
+			{"lose-once-harmless", `"text":"survived"`},
+			{"lose-once", `"reason":"worker_lost"`},
+		} {
+			resp := s.post(context.Background(), `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"`+c.name+`"}}`)
+			if got := body(t, resp); !strings.Contains(got, c.want) {
+				t.Errorf("%s: %s", c.name, got)
+			}
+		}
+	})
+}

@@ -54,7 +54,8 @@ type Failure struct {
 	// Pool is set for Unavailable, Overloaded and WorkerLost.
 	Pool string
 	// Message is the author's text (Custom, ResourceNotFound, InvalidArguments),
-	// that of the limit (TooLarge), or why there is no input (NoInput).
+	// that of the limit (TooLarge), or why there is no input (NoInput) or nobody
+	// (Unavailable, where it is not the pool).
 	Message string
 	// Detail is set for InvalidArguments.
 	Detail string
@@ -124,6 +125,9 @@ func (f *Failure) Text() string {
 		}
 		return "resource not found: " + f.Subject
 	case Unavailable:
+		if f.Message != "" {
+			return f.Message
+		}
 		return "no worker of the pool " + quote(f.Pool) + " is running; nothing was executed, try again shortly"
 	case Overloaded:
 		return "every worker of the pool " + quote(f.Pool) + " is busy; nothing was executed, try again shortly"

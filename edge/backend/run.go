@@ -48,7 +48,7 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 	if !ok {
 		return Outcome[*millracev1.ToolResult]{Failure: &Failure{Kind: UnknownTool, Subject: req.GetName()}}
 	}
-	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout}
+	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
 		return c.CallTool(ctx, req)
 	})
@@ -61,7 +61,7 @@ func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResource
 		return Outcome[*millracev1.ResourceResult]{Failure: &Failure{Kind: ResourceNotFound, Subject: req.GetUri()}}
 	}
 	req.UriTemplate = template
-	t := target{pool: pool, subject: req.GetUri()}
+	t := target{pool: pool, subject: req.GetUri(), repeatable: true}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.ReadResourceResponse], error) {
 		return c.ReadResource(ctx, req)
 	})
@@ -73,7 +73,7 @@ func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptReques
 	if !ok {
 		return Outcome[*millracev1.PromptResult]{Failure: &Failure{Kind: UnknownPrompt, Subject: req.GetName()}}
 	}
-	t := target{pool: prompt.Pool, subject: req.GetName()}
+	t := target{pool: prompt.Pool, subject: req.GetName(), repeatable: true}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.GetPromptResponse], error) {
 		return c.GetPrompt(ctx, req)
 	})
@@ -123,6 +123,8 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 type target struct {
 	pool, subject string
 	timeout       time.Duration
+	// repeatable: running it twice does no harm.
+	repeatable bool
 }
 
 func (t target) named(f *Failure) *Failure {
@@ -144,21 +146,38 @@ type event[R any] interface {
 	GetError() *millracev1.Error
 }
 
-// run makes a call and passes on its events until the outcome.
+// run makes a call and passes on its events until the outcome. When the worker
+// is lost before the client has heard anything, a call that does no harm twice
+// is made once more.
 func run[E event[R], R comparable](
 	ctx context.Context, b *Backend, t target, o Options,
 	open func(context.Context, millracev1.WorkerServiceClient) (stream[E], error),
 ) Outcome[R] {
 	call := b.begin(ctx, cmp.Or(t.timeout, b.timeout))
 	defer call.end()
-	fail := func(err error) Outcome[R] {
-		return Outcome[R]{Failure: t.named(b.failure(call, t.pool, err))}
-	}
 	conn := b.pools.Pool(t.pool)
 	if o.Instance != "" {
 		conn = b.pools.Instance(t.pool, o.Instance)
 	}
-	events, err := open(o.Trace.outgoing(call), millracev1.NewWorkerServiceClient(conn))
+	client := millracev1.NewWorkerServiceClient(conn)
+	outcome, heard := attempt[E, R](b, call, t, o, client, open)
+	if f := outcome.Failure; f != nil && f.Kind == WorkerLost && t.repeatable && !heard {
+		b.log.Info("worker lost, trying another one", "pool", t.pool)
+		outcome, _ = attempt[E, R](b, call, t, o, client, open)
+	}
+	return outcome
+}
+
+// attempt makes a call once. heard reports whether the client has been sent
+// anything.
+func attempt[E event[R], R comparable](
+	b *Backend, call *call, t target, o Options, client millracev1.WorkerServiceClient,
+	open func(context.Context, millracev1.WorkerServiceClient) (stream[E], error),
+) (outcome Outcome[R], heard bool) {
+	fail := func(err error) (Outcome[R], bool) {
+		return Outcome[R]{Failure: t.named(b.failure(call, t.pool, err))}, heard
+	}
+	events, err := open(o.Trace.outgoing(call), client)
 	if err != nil {
 		return fail(err)
 	}
@@ -169,6 +188,7 @@ func run[E event[R], R comparable](
 			return fail(err)
 		}
 		if p := ev.GetProgress(); p != nil {
+			heard = true
 			call.progressed()
 			if err := o.Events.Progress(p); err != nil {
 				return fail(err)
@@ -176,22 +196,23 @@ func run[E event[R], R comparable](
 			continue
 		}
 		if l := ev.GetLog(); l != nil {
+			heard = true
 			if err := o.Events.Log(l); err != nil {
 				return fail(err)
 			}
 			continue
 		}
 		if r := ev.GetResult(); r != none {
-			return Outcome[R]{Result: r}
+			return Outcome[R]{Result: r}, heard
 		}
 		if n := ev.GetNeedsInput(); n != nil {
-			return Outcome[R]{NeedsInput: n}
+			return Outcome[R]{NeedsInput: n}, heard
 		}
 		if e := ev.GetError(); e != nil {
-			return Outcome[R]{Failure: t.named(workerFailure(e))}
+			return Outcome[R]{Failure: t.named(workerFailure(e))}, heard
 		}
 		if tool, ok := any(ev).(interface{ GetTask() *millracev1.TaskHandle }); ok && tool.GetTask() != nil {
-			return Outcome[R]{Task: tool.GetTask()}
+			return Outcome[R]{Task: tool.GetTask()}, heard
 		}
 		// An event of a newer worker: not known here, and not the outcome.
 	}
@@ -221,8 +242,11 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 		return &Failure{Kind: TooLarge, Message: status.Convert(err).Message()}
 	case codes.Unavailable:
 		b.log.Warn("call not served", "pool", pool, "reason", reason, "error", err)
-		if reason == bus.ReasonNoResponders {
+		switch reason {
+		case bus.ReasonNoResponders:
 			return &Failure{Kind: Unavailable, Pool: pool}
+		case bus.ReasonDisconnected:
+			return &Failure{Kind: Unavailable, Message: "the edge has no connection to NATS; nothing was executed, try again shortly"}
 		}
 		return &Failure{Kind: WorkerLost, Pool: pool}
 	case codes.Canceled:

@@ -66,7 +66,9 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	case mcp.MethodSetLevel:
 		return e.setLevel(client, m)
 	}
-	client.LogLevel = e.levels.get(client.Scope)
+	if client.Scope != "" {
+		client.LogLevel = e.levels.get(client.Scope)
+	}
 	reply, ok := e.runRounds(ctx, client, m, out)
 	switch {
 	case !ok:

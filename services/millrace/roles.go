@@ -20,9 +20,13 @@ import (
 	"github.com/millrace/millrace/services/glossary"
 )
 
-// readyTimeout is how long a process waits for what it needs before it gives
-// up.
-const readyTimeout = 10 * time.Second
+const (
+	// connectTimeout is how long a role waits for NATS before it gives up.
+	connectTimeout = 10 * time.Second
+	// readyTimeout is how long a process waits for its workers, some of which
+	// read their files first.
+	readyTimeout = 2 * time.Minute
+)
 
 // roles builds the actors of a process. Each command names the roles it wants;
 // all commands use the same constructors. What a constructor returns is bound
@@ -38,7 +42,7 @@ type roles struct {
 func (r *roles) connect(ctx context.Context, name string) (*bus.Conn, error) {
 	cfg := r.conn
 	cfg.Name, cfg.Logger = name, r.app.log
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	return bus.Connect(ctx, cfg)
 }
