@@ -29,13 +29,14 @@ type commands struct {
 	LogLevel  slog.Level `default:"info" env:"MILLRACE_LOG_LEVEL" help:"Least severe log level: debug, info, warn or error."`
 	LogFormat string     `default:"text" enum:"text,json" env:"MILLRACE_LOG_FORMAT" help:"Log format: text or json. Logs go to stderr."`
 
-	Up       upCmd       `cmd:"" help:"Run everything in one process: NATS, an edge and workers."`
-	Edge     edgeCmd     `cmd:"" help:"Run an edge."`
-	Glossary glossaryCmd `cmd:"" help:"Run a worker of the glossary pool."`
-	Stdio    stdioCmd    `cmd:"" help:"Serve one client over stdin and stdout."`
-	Ls       lsCmd       `cmd:"" help:"List what is there: tools and resources, and with --nats pools and instances."`
-	Call     callCmd     `cmd:"" help:"Call a tool."`
-	Version  versionCmd  `cmd:"" help:"Print the version."`
+	Up         upCmd         `cmd:"" help:"Run everything in one process: NATS, an edge and workers."`
+	Edge       edgeCmd       `cmd:"" help:"Run an edge."`
+	Glossary   glossaryCmd   `cmd:"" help:"Run a worker of the glossary pool."`
+	Everything everythingCmd `cmd:"" help:"Run a worker of the everything pool: one tool for each thing the protocol can do."`
+	Stdio      stdioCmd      `cmd:"" help:"Serve one client over stdin and stdout."`
+	Ls         lsCmd         `cmd:"" help:"List what is there: tools and resources, and with --nats pools and instances."`
+	Call       callCmd       `cmd:"" help:"Call a tool."`
+	Version    versionCmd    `cmd:"" help:"Print the version."`
 }
 
 // app is what every command gets: the streams of the process and its log.

@@ -17,6 +17,7 @@ import (
 	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/proto/bus"
 	"github.com/millrace/millrace/proto/localnats"
+	"github.com/millrace/millrace/services/everything"
 	"github.com/millrace/millrace/services/glossary"
 )
 
@@ -164,6 +165,9 @@ type workerFlags struct {
 //
 //nolint:gochecknoglobals // a table
 var workers = map[string]func(*app, *workerFlags) (workerRole, error){
+	"everything": func(a *app, _ *workerFlags) (workerRole, error) {
+		return everything.New(everything.Config{Version: version(), Logger: a.log}), nil
+	},
 	"glossary": func(a *app, f *workerFlags) (workerRole, error) {
 		return glossary.New(glossary.Config{Dir: f.Dir, Version: version(), Logger: a.log})
 	},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+
+	"github.com/millrace/millrace/proto/bus"
 )
 
 // upCmd runs everything in one process.
@@ -81,14 +83,29 @@ type glossaryCmd struct {
 
 // Run runs the worker until a signal comes.
 func (c *glossaryCmd) Run(ctx context.Context, a *app) error {
-	r := &roles{app: a, conn: c.conn()}
-	w, err := r.worker(ctx, "glossary", &c.workerFlags)
+	return runWorker(ctx, a, c.conn(), "glossary", &c.workerFlags)
+}
+
+// runWorker runs one worker of a cluster until a signal comes.
+func runWorker(ctx context.Context, a *app, conn bus.ConnConfig, name string, flags *workerFlags) error {
+	r := &roles{app: a, conn: conn}
+	w, err := r.worker(ctx, name, flags)
 	if err != nil {
 		return err
 	}
 	p := newProcess(ctx, a.log)
 	p.add(w)
 	return p.run()
+}
+
+// everythingCmd runs one worker of the everything pool.
+type everythingCmd struct {
+	natsFlags
+}
+
+// Run runs the worker until a signal comes.
+func (c *everythingCmd) Run(ctx context.Context, a *app) error {
+	return runWorker(ctx, a, c.conn(), "everything", &workerFlags{})
 }
 
 // versionCmd prints the version.
