@@ -22,8 +22,11 @@ type callStream struct {
 
 func (s *system) callStream(session, params string) *callStream {
 	s.t.Helper()
-	resp := s.post(context.Background(), `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":`+params+`}`,
-		mcp.HeaderSessionID+": "+session, "Accept: application/json, text/event-stream")
+	return readStream(s.post(context.Background(), `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":`+params+`}`,
+		mcp.HeaderSessionID+": "+session, "Accept: application/json, text/event-stream"))
+}
+
+func readStream(resp *http.Response) *callStream {
 	c := &callStream{events: make(chan string, 100)} // more than any test has
 	go func() {
 		defer close(c.events)

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +26,7 @@ import (
 	"github.com/millrace/millrace/edge/legacy"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/methods"
+	"github.com/millrace/millrace/edge/notify"
 	"github.com/millrace/millrace/edge/render"
 	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/edge/session"
@@ -86,8 +86,10 @@ type Edge struct {
 	eras    []exchange.Era
 	guard   guard
 
-	bodies   bufferPool
-	draining atomic.Bool
+	bodies bufferPool
+	// draining is done when the edge is to become unready; drain does that.
+	draining context.Context
+	drain    context.CancelFunc
 }
 
 // New returns an edge on a connection to the bus, which stays the caller's.
@@ -126,6 +128,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		Logger: cfg.Logger,
 		OnLost: func(m bus.Member) { e.client.Lost(m.Instance, m.Epoch) },
 	})
+	e.draining, e.drain = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
 	runner := &methods.Runner{
 		Backend: backend.New(e.catalog, e.client, backend.Config{
@@ -134,12 +137,14 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		Render: &render.Renderer{Server: server, PageSize: cfg.PageSize, ListTTL: cfg.ListTTL, Cursors: ring},
 		Calls:  &exchange.Calls{},
 	}
+	changes := notify.NewHub(e.catalog, e.client)
 	// The first era that claims a message serves it; legacy takes the rest.
 	e.eras = []exchange.Era{
-		&stateless.Era{Methods: runner, States: ring},
+		&stateless.Era{Methods: runner, States: ring, Changes: changes, Draining: e.draining},
 		&legacy.Era{
 			Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge),
 			Pending: &exchange.Pending{}, AskTimeout: cfg.AskTimeout,
+			Changes: changes, Draining: e.draining,
 		},
 	}
 	return e, nil
@@ -162,12 +167,13 @@ func (e *Edge) Catalog() *catalog.Catalog { return e.catalog }
 func (e *Edge) Members() []bus.Member { return e.watcher.Members() }
 
 // Drain makes the edge unready: load balancers that look at /readyz send no
-// further requests, while those that come are served.
-func (e *Edge) Drain() { e.draining.Store(true) }
+// further requests, while those that come are served. Streams that only wait
+// for changes end.
+func (e *Edge) Drain() { e.drain() }
 
 // Ready reports whether the edge can serve, and if not, why.
 func (e *Edge) Ready() (ok bool, reason string) {
-	if e.draining.Load() {
+	if e.draining.Err() != nil {
 		return false, "draining"
 	}
 	if !e.conn.Connected() {

@@ -30,6 +30,8 @@ type system struct {
 	t      *testing.T
 	edge   *Edge
 	client *http.Client
+	// worker is the fixture that was started last.
+	worker *worker.Worker
 	conn   func(name string) *bus.Conn
 	// lost says which of the tools that lose their connection have done so.
 	lost [2]atomic.Bool
@@ -94,6 +96,7 @@ func start(t *testing.T, cfg Config) *system {
 func (s *system) startWorker() (conn *bus.Conn, stop func()) {
 	conn = s.conn("worker")
 	w := fixture(s, conn)
+	s.worker = w
 	return conn, run(s.t, "worker", func(ctx context.Context) error {
 		if err := w.Run(ctx, conn); err != nil && conn.Connected() {
 			return err
@@ -176,11 +179,16 @@ func (l *pipeListener) Addr() net.Addr { return &net.IPAddr{IP: net.IPv4(127, 0,
 // post sends a body with headers, "Key: value" each.
 func (s *system) post(ctx context.Context, body string, headers ...string) *http.Response {
 	s.t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/mcp", strings.NewReader(body))
+	return s.do(ctx, http.MethodPost, body, append(headers, "Content-Type: application/json")...)
+}
+
+// do sends a request with headers, "Key: value" each.
+func (s *system) do(ctx context.Context, method, body string, headers ...string) *http.Response {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, "http://localhost/mcp", strings.NewReader(body))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	req.Header.Set("Content-Type", "application/json")
 	for _, h := range headers {
 		key, value, _ := strings.Cut(h, ": ")
 		req.Header.Set(key, value)

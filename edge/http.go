@@ -49,9 +49,16 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 		e.reject(w, r, http.StatusForbidden, reason)
 		return
 	}
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		e.reject(w, r, http.StatusMethodNotAllowed, "method "+r.Method+" is not served here: send a JSON-RPC message by POST")
+	switch r.Method {
+	case http.MethodPost:
+	case http.MethodGet:
+		e.serveStream(w, r)
+		return
+	case http.MethodDelete:
+		e.serveDelete(w, r)
+		return
+	default:
+		e.rejectMethod(w, r)
 		return
 	}
 	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
@@ -87,6 +94,57 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 	out := newHTTPStream(e, w, accept, &req.Message)
 	defer out.close()
 	out.finish(e.serve(r.Context(), req, out))
+}
+
+// serveStream serves a GET: the stream of a session for messages that belong to
+// no request.
+func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request) {
+	if rev, ok := mcp.Lookup(r.Header.Get(mcp.HeaderProtocolVersion)); ok && rev.Modern {
+		e.rejectMethod(w, r)
+		return
+	}
+	for _, era := range e.eras {
+		listener, ok := era.(exchange.Listener)
+		if !ok {
+			continue
+		}
+		accept := parseAccept(r.Header)
+		accept.json = false
+		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
+		defer out.close()
+		answer := listener.Listen(r.Context(), &exchange.Request{Header: r.Header}, out)
+		if answer.Status == http.StatusMethodNotAllowed {
+			w.Header().Set("Allow", allowed)
+		}
+		out.finish(answer)
+		return
+	}
+	e.rejectMethod(w, r)
+}
+
+// serveDelete serves a DELETE: the end of a session.
+func (e *Edge) serveDelete(w http.ResponseWriter, r *http.Request) {
+	if rev, ok := mcp.Lookup(r.Header.Get(mcp.HeaderProtocolVersion)); ok && rev.Modern {
+		e.rejectMethod(w, r)
+		return
+	}
+	for _, era := range e.eras {
+		if ender, ok := era.(exchange.Ender); ok {
+			out := newHTTPStream(e, w, accepted{json: true}, &jsonrpc.Message{})
+			defer out.close()
+			out.finish(ender.End(&exchange.Request{Header: r.Header}))
+			return
+		}
+	}
+	e.rejectMethod(w, r)
+}
+
+// allowed are the methods of the MCP endpoint.
+const allowed = "GET, POST, DELETE"
+
+func (e *Edge) rejectMethod(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Allow", allowed)
+	e.reject(w, r, http.StatusMethodNotAllowed, "method "+r.Method+" is not served here: send a JSON-RPC message by POST")
 }
 
 // readBody reads the body within the limit, or answers and reports false.
@@ -192,6 +250,14 @@ func (s *httpStream) begin() {
 
 // Open reports whether the client takes a stream.
 func (s *httpStream) Open() bool { return s.open }
+
+// Begin starts the stream.
+func (s *httpStream) Begin() error {
+	if !s.open {
+		return nil
+	}
+	return s.stream().Err()
+}
 
 // Send sends a notification as one event.
 func (s *httpStream) Send(msg []byte) error {

@@ -30,6 +30,17 @@ func (e *Edge) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) erro
 	defer cancel(nil)
 	s := &stdio{edge: e, out: out, cancel: cancel, peer: &exchange.Peer{Scope: rand.Text()}}
 
+	// What belongs to no request is written beside the answers.
+	var listening sync.WaitGroup
+	listenCtx, stopListening := context.WithCancel(ctx)
+	defer listening.Wait()
+	defer stopListening()
+	for _, era := range e.eras {
+		if l, ok := era.(exchange.Listener); ok {
+			listening.Go(func() { l.Listen(listenCtx, &exchange.Request{Peer: s.peer}, s) })
+		}
+	}
+
 	lines := make(chan line) // unbuffered: a line is read when the last was taken
 	go readLines(ctx, in, e.cfg.Limits.MaxBytes, lines)
 	var running sync.WaitGroup
@@ -127,6 +138,9 @@ var (
 
 // Open is always true: a line can be written at any time.
 func (s *stdio) Open() bool { return true }
+
+// Begin does nothing: the stream is there from the start.
+func (s *stdio) Begin() error { return nil }
 
 // Send writes a notification.
 func (s *stdio) Send(msg []byte) error { return s.write(msg) }

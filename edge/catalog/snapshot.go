@@ -2,6 +2,8 @@ package catalog
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -27,6 +29,9 @@ type Snapshot struct {
 	Problems []Problem
 	// Instructions are those of all pools, in the order of their names.
 	Instructions string
+	// ToolsDigest, PromptsDigest and ResourcesDigest are equal in two
+	// snapshots whose lists are; resources include the templates.
+	ToolsDigest, PromptsDigest, ResourcesDigest [32]byte
 
 	tools     map[string]*Tool
 	resources map[string]*Resource
@@ -234,7 +239,37 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 	for i := range s.Resources {
 		s.resources[s.Resources[i].URI] = &s.Resources[i]
 	}
+	s.digests()
 	return s
+}
+
+// digests sums up the lists.
+func (s *Snapshot) digests() {
+	h := sha256.New()
+	sum := func(of *[32]byte) {
+		h.Sum(of[:0])
+		h.Reset()
+	}
+	add := func(definition []byte) {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(definition))))
+		h.Write(definition)
+	}
+	for i := range s.Tools {
+		add(s.Tools[i].Definition)
+	}
+	sum(&s.ToolsDigest)
+	for i := range s.Prompts {
+		add(s.Prompts[i].Definition)
+	}
+	sum(&s.PromptsDigest)
+	for i := range s.Resources {
+		add(s.Resources[i].Definition)
+	}
+	add(nil) // ends the one list and begins the other
+	for i := range s.Templates {
+		add(s.Templates[i].Definition)
+	}
+	sum(&s.ResourcesDigest)
 }
 
 // isObject reports whether raw is one JSON object.

@@ -56,6 +56,9 @@ type Stream interface {
 	Send(msg []byte) error
 	// Open reports whether Send reaches the client.
 	Open() bool
+	// Begin starts the stream without a message, for a client that has to see
+	// that it is there. Where the client takes no stream it does nothing.
+	Begin() error
 }
 
 // Era serves one way of speaking the protocol.
@@ -67,6 +70,19 @@ type Era interface {
 	// whether that ends the call is the era's decision. Messages may be
 	// served concurrently.
 	Serve(ctx context.Context, req *Request, out Stream) Answer
+}
+
+// Listener is an era that sends messages which belong to no request: those that
+// legacy clients get on a GET stream, or at any time on stdio.
+type Listener interface {
+	// Listen sends until ctx ends, and says why when it does not begin.
+	Listen(ctx context.Context, req *Request, out Stream) Answer
+}
+
+// Ender is an era whose sessions a client can end.
+type Ender interface {
+	// End ends the session of a request.
+	End(req *Request) Answer
 }
 
 // Peer is one stdio connection. It is safe for concurrent use.
@@ -146,6 +162,23 @@ func (c *Calls) Cancel(scope string, id []byte) int {
 		e.cancel(ErrCancelled)
 	}
 	return len(calls)
+}
+
+// CancelAll cancels all calls of a scope and returns how many there were.
+func (c *Calls) CancelAll(scope string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for key, calls := range c.running {
+		if key.scope != scope {
+			continue
+		}
+		for e := range calls {
+			e.cancel(ErrCancelled)
+			n++
+		}
+	}
+	return n
 }
 
 // Len returns the number of running calls that are registered.

@@ -299,21 +299,7 @@ func DecodeBatch(data []byte, l Limits) ([][]byte, *Error) {
 	if s.pos == len(data) || data[s.pos] != '[' {
 		return nil, invalid("a batch is a JSON array")
 	}
-	var elements [][]byte
-	more := s.enterArray()
-	var err *Error
-	for more && err == nil {
-		start := s.pos
-		if err = s.value(); err == nil {
-			if len(elements) <= l.MaxBatch {
-				elements = append(elements, s.since(start))
-			}
-			more, err = s.nextElement()
-		}
-	}
-	if err == nil {
-		err = s.end()
-	}
+	elements, err := s.elements(l.MaxBatch + 1)
 	switch {
 	case err != nil:
 		return nil, err
@@ -323,6 +309,26 @@ func DecodeBatch(data []byte, l Limits) ([][]byte, *Error) {
 		return nil, invalidf("more than %d messages in a batch: send smaller batches", l.MaxBatch)
 	}
 	return elements, nil
+}
+
+// elements reads the rest of the text, which is an array, and returns at most
+// the given number of its elements.
+func (s *scanner) elements(most int) ([][]byte, *Error) {
+	var elements [][]byte
+	var err *Error
+	for more := s.enterArray(); more && err == nil; {
+		start := s.pos
+		if err = s.value(); err == nil {
+			if len(elements) < most {
+				elements = append(elements, s.since(start))
+			}
+			more, err = s.nextElement()
+		}
+	}
+	if err == nil {
+		err = s.end()
+	}
+	return elements, err
 }
 
 // Validate checks that data is one JSON value as strict as a message must be:

@@ -25,6 +25,28 @@ func (o Object) Get(key string) []byte {
 	return nil
 }
 
+// ParseArray splits a JSON array into its elements, raw, and checks it as
+// [ParseObject] checks an object. The error is an [*Error].
+func ParseArray(raw []byte) ([][]byte, error) {
+	l := Limits{MaxBytes: maxInput}.filled()
+	if len(raw) > l.MaxBytes {
+		return nil, tooLarge(len(raw), l.MaxBytes)
+	}
+	s := scanner{data: raw, maxDepth: l.MaxDepth}
+	s.space()
+	if !s.at('[') {
+		return nil, invalid("the value must be a JSON array")
+	}
+	elements, err := s.elements(len(raw))
+	if err == nil {
+		err = s.soft
+	}
+	if err != nil {
+		return nil, err
+	}
+	return elements, nil
+}
+
 // ParseObject takes a JSON object apart, as strict as [Decode] is, to the
 // default depth and up to 1 GiB. The error is an [*Error].
 func ParseObject(raw []byte) (Object, error) {

@@ -129,11 +129,8 @@ func (e *Era) setLevel(c *methods.Client, m *jsonrpc.Message) exchange.Answer {
 		return exchange.Failed(m.ID, err)
 	}
 	if c.Scope == "" {
-		return exchange.Failed(m.ID, &jsonrpc.Error{
-			Code:    jsonrpc.CodeInvalidRequest,
-			Message: "a log level belongs to a session: send initialize first, and its Mcp-Session-Id with this request",
-		})
+		return exchange.Failed(m.ID, needsSession("a log level"))
 	}
-	e.levels.set(c.Scope, level)
+	e.records.update(c.Scope, func(rec *record) { rec.level = level })
 	return exchange.Succeeded(m.ID, json.RawMessage("{}"))
 }

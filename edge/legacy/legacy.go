@@ -17,6 +17,7 @@ import (
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/methods"
+	"github.com/millrace/millrace/edge/notify"
 	"github.com/millrace/millrace/edge/render"
 	"github.com/millrace/millrace/edge/session"
 )
@@ -32,7 +33,12 @@ type Era struct {
 	// 10 min.
 	AskTimeout time.Duration
 
-	levels levels
+	// Changes tells about changes to sessions that listen.
+	Changes *notify.Hub
+	// Draining is done when the edge stops.
+	Draining context.Context
+
+	records records
 }
 
 // Claims is always true: the legacy era serves what no other one claims.
@@ -65,9 +71,11 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 		return exchange.Succeeded(m.ID, e.Methods.Render.Empty(client.Revision))
 	case mcp.MethodSetLevel:
 		return e.setLevel(client, m)
+	case mcp.MethodSubscribe, mcp.MethodUnsubscribe:
+		return e.subscribe(ctx, client, m)
 	}
 	if client.Scope != "" {
-		client.LogLevel = e.levels.get(client.Scope)
+		client.LogLevel = e.records.level(client.Scope)
 	}
 	reply, ok := e.runRounds(ctx, client, m, out)
 	switch {
@@ -152,7 +160,7 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *exchange.Answer) 
 	}
 	if ids := req.Header.Values(mcp.HeaderSessionID); len(ids) > 0 {
 		s, err := e.Sessions.Open(ids[0], owner(req.Principal))
-		if err != nil || len(ids) > 1 {
+		if err != nil || len(ids) > 1 || e.records.ended(s.Scope) {
 			refusal := exchange.Refused(c.Revision, http.StatusNotFound, req.Message.ID, &jsonrpc.Error{
 				Code:    jsonrpc.CodeInvalidRequest,
 				Message: "session not found: send initialize without Mcp-Session-Id to get a new one",

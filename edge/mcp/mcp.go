@@ -19,6 +19,9 @@ const (
 	MethodPromptsGet            = "prompts/get"
 	MethodComplete              = "completion/complete"
 	MethodSetLevel              = "logging/setLevel"
+	MethodSubscribe             = "resources/subscribe"
+	MethodUnsubscribe           = "resources/unsubscribe"
+	MethodListen                = "subscriptions/listen"
 
 	// Requests of a server to its client: sent as such up to 2025-11-25,
 	// embedded in results since.
@@ -30,6 +33,12 @@ const (
 	NotificationCancelled   = "notifications/cancelled"
 	NotificationProgress    = "notifications/progress"
 	NotificationMessage     = "notifications/message"
+
+	NotificationToolsChanged     = "notifications/tools/list_changed"
+	NotificationPromptsChanged   = "notifications/prompts/list_changed"
+	NotificationResourcesChanged = "notifications/resources/list_changed"
+	NotificationResourceUpdated  = "notifications/resources/updated"
+	NotificationAcknowledged     = "notifications/subscriptions/acknowledged"
 )
 
 // Keys of params._meta (specification 2026-07-28, basic/index, "_meta").
@@ -39,6 +48,7 @@ const (
 	MetaClientCapabilities = "io.modelcontextprotocol/clientCapabilities"
 	MetaServerInfo         = "io.modelcontextprotocol/serverInfo"
 	MetaLogLevel           = "io.modelcontextprotocol/logLevel"
+	MetaSubscriptionID     = "io.modelcontextprotocol/subscriptionId"
 	MetaProgressToken      = "progressToken"
 	MetaTraceParent        = "traceparent"
 	MetaTraceState         = "tracestate"

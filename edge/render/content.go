@@ -25,7 +25,7 @@ func fitContent(rev *mcp.Revision, content []byte) []byte {
 	if !found {
 		return content
 	}
-	blocks, err := jsonrpc.DecodeBatch(content, jsonrpc.Limits{MaxBytes: len(content), MaxBatch: len(content)})
+	blocks, err := jsonrpc.ParseArray(content)
 	if err != nil {
 		return content
 	}

@@ -6,6 +6,14 @@ import (
 	"github.com/millrace/millrace/edge/mcp"
 )
 
+// ResourceNotFound is the error for a URI that nothing serves.
+func ResourceNotFound(rev *mcp.Revision, uri string) *jsonrpc.Error {
+	data := newObject(16 + len(uri))
+	data.string("uri", uri)
+	f := backend.Failure{Kind: backend.ResourceNotFound, Subject: uri}
+	return &jsonrpc.Error{Code: rev.ResourceNotFound, Message: f.Text(), Data: data.end()}
+}
+
 // Failure turns a failure into what the revision says about it: a result that
 // a model should see, where the request was for a tool, or a JSON-RPC error.
 // Exactly one of the two is set. This is the only place where the backend's

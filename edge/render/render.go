@@ -256,9 +256,10 @@ func Capabilities(rev *mcp.Revision) []byte {
 	if rev.Completions {
 		o.raw("completions", []byte("{}"))
 	}
-	for _, name := range []string{"logging", "prompts", "resources", "tools"} {
-		o.raw(name, []byte("{}"))
-	}
+	o.raw("logging", []byte("{}"))
+	o.raw("prompts", []byte(`{"listChanged":true}`))
+	o.raw("resources", []byte(`{"listChanged":true,"subscribe":true}`))
+	o.raw("tools", []byte(`{"listChanged":true}`))
 	return o.end()
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/methods"
+	"github.com/millrace/millrace/edge/notify"
 	"github.com/millrace/millrace/edge/render"
 	"github.com/millrace/millrace/edge/seal"
 )
@@ -23,6 +24,10 @@ type Era struct {
 	Methods *methods.Runner
 	// States protects the state of requests that need input.
 	States *seal.Ring
+	// Changes tells about changes to subscriptions.
+	Changes *notify.Hub
+	// Draining is done when the edge stops.
+	Draining context.Context
 }
 
 // Claims reports whether a message is of this era: it carries the protocol
@@ -66,6 +71,9 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	if m.Method == mcp.MethodDiscover {
 		instructions := e.Methods.Backend.Instructions()
 		return exchange.Succeeded(m.ID, e.Methods.Render.Discovery(client.Revision, instructions))
+	}
+	if m.Method == mcp.MethodListen {
+		return e.listen(ctx, client, m, out)
 	}
 	round, err := e.round(req)
 	if err != nil {

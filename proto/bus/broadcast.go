@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -58,6 +59,16 @@ func (c *Client) Listen(topic Topic, key string, heard func()) (stop func(), err
 		return nil, fmt.Errorf("bus: listen: %w", err)
 	}
 	return func() { unsubscribe(sub) }, nil
+}
+
+// Sync returns when the NATS server this client is connected to knows of all
+// that the client listens to, or with the context's error. The context must
+// have a deadline.
+func (c *Client) Sync(ctx context.Context) error {
+	if err := c.conn.nc.FlushWithContext(ctx); err != nil {
+		return fmt.Errorf("bus: sync: %w", err)
+	}
+	return nil
 }
 
 // news is the subject of a topic and key.

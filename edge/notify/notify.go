@@ -1,0 +1,253 @@
+// Package notify watches for changes on behalf of clients that asked to be
+// told: a list of the catalog is another one, a resource was updated. Both eras
+// use it; how a change is written and on which stream is theirs.
+package notify
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/millrace/millrace/edge/catalog"
+	"github.com/millrace/millrace/proto/bus"
+)
+
+// listInterval is the shortest time between two notices about lists: a rolling
+// update must not make every client fetch every list over and over.
+const listInterval = time.Second
+
+// Kind is a kind of change.
+type Kind int
+
+// The kinds of change.
+const (
+	ToolsChanged Kind = iota
+	PromptsChanged
+	ResourcesChanged
+	ResourceUpdated
+)
+
+// Event is one change.
+type Event struct {
+	Kind Kind
+	// URI is the resource that was updated, byte for byte as it was subscribed.
+	URI string
+}
+
+// Listener hears the broadcasts of workers; *bus.Client is one.
+type Listener interface {
+	Listen(topic bus.Topic, key string, heard func()) (stop func(), err error)
+	Sync(ctx context.Context) error
+}
+
+// Hub shares one subscription on the bus among all clients that follow the same
+// resource. It is safe for concurrent use.
+type Hub struct {
+	catalog  *catalog.Catalog
+	listener Listener
+
+	mu     sync.Mutex
+	topics map[string]*topic
+}
+
+// topic is one followed resource.
+type topic struct {
+	stop      func()
+	followers map[*Subscription]struct{}
+}
+
+// NewHub returns a hub over the catalog and the bus.
+func NewHub(c *catalog.Catalog, l Listener) *Hub {
+	return &Hub{catalog: c, listener: l, topics: map[string]*topic{}}
+}
+
+// Topics returns how many resources are followed.
+func (h *Hub) Topics() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.topics)
+}
+
+// Open begins to follow the given lists; resources are added with Follow. What
+// changes from now on is reported by Run. Close must be called.
+func (h *Hub) Open(lists ...Kind) *Subscription {
+	s := &Subscription{hub: h, lists: map[Kind][32]byte{}, uris: map[string]struct{}{}, updated: map[string]struct{}{}, wake: make(chan struct{}, 1)}
+	snapshot := h.catalog.Snapshot()
+	for _, kind := range lists {
+		s.lists[kind] = digest(snapshot, kind)
+	}
+	return s
+}
+
+func digest(s *catalog.Snapshot, kind Kind) [32]byte {
+	switch kind {
+	case ToolsChanged:
+		return s.ToolsDigest
+	case PromptsChanged:
+		return s.PromptsDigest
+	default:
+		return s.ResourcesDigest
+	}
+}
+
+// Subscription is what one client follows. Follow, Unfollow and Close may be
+// called while Run runs.
+type Subscription struct {
+	hub *Hub
+	// lists are the digests of the lists as the client knows them; Run owns
+	// them.
+	lists map[Kind][32]byte
+
+	mu      sync.Mutex
+	uris    map[string]struct{}
+	updated map[string]struct{}
+	// wake has room for one signal; a further one says nothing new.
+	wake chan struct{}
+}
+
+// Follow adds a resource; one that is followed already stays.
+func (s *Subscription) Follow(uri string) error {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.topics[uri]
+	if t == nil {
+		t = &topic{followers: map[*Subscription]struct{}{}}
+		stop, err := h.listener.Listen(bus.TopicResourceUpdated, uri, func() { h.heard(uri) })
+		if err != nil {
+			return err
+		}
+		t.stop = stop
+		h.topics[uri] = t
+	}
+	t.followers[s] = struct{}{}
+	s.mu.Lock()
+	s.uris[uri] = struct{}{}
+	s.mu.Unlock()
+	return nil
+}
+
+// syncTimeout is how long to wait for the bus to know of a subscription.
+const syncTimeout = time.Second
+
+// Sync returns when updates of all resources that were followed so far will be
+// heard: a client that is told so may rely on it.
+func (s *Subscription) Sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	return s.hub.listener.Sync(ctx)
+}
+
+// Unfollow removes a resource; one that is not followed is no error.
+func (s *Subscription) Unfollow(uri string) {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.topics[uri]
+	if t == nil {
+		return
+	}
+	delete(t.followers, s)
+	s.mu.Lock()
+	delete(s.uris, uri)
+	s.mu.Unlock()
+	if len(t.followers) == 0 {
+		delete(h.topics, uri)
+		t.stop()
+	}
+}
+
+// Close ends the subscription.
+func (s *Subscription) Close() {
+	s.mu.Lock()
+	uris := slices.Collect(maps.Keys(s.uris))
+	s.mu.Unlock()
+	for _, uri := range uris {
+		s.Unfollow(uri)
+	}
+}
+
+// heard passes a broadcast on to the followers of the resource.
+func (h *Hub) heard(uri string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.topics[uri]
+	if t == nil {
+		return
+	}
+	for s := range t.followers {
+		s.mu.Lock()
+		// Several updates that wait together are one: it says "read again".
+		s.updated[uri] = struct{}{}
+		s.mu.Unlock()
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Run reports changes until the context ends or send fails; then it returns
+// send's error.
+func (s *Subscription) Run(ctx context.Context, send func(Event) error) error {
+	var (
+		told  time.Time
+		timer = time.NewTimer(time.Hour)
+	)
+	defer timer.Stop()
+	for {
+		changed := s.hub.catalog.Changed()
+		if wait := listInterval - time.Since(told); wait > 0 {
+			timer.Reset(wait)
+		} else {
+			sent, err := s.sendLists(send)
+			if err != nil {
+				return err
+			}
+			if sent {
+				told = time.Now()
+			}
+		}
+		if err := s.sendUpdates(send); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-s.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// sendLists reports the lists that differ from what the client knows.
+func (s *Subscription) sendLists(send func(Event) error) (sent bool, err error) {
+	snapshot := s.hub.catalog.Snapshot()
+	for kind := ToolsChanged; kind <= ResourcesChanged; kind++ {
+		known, followed := s.lists[kind]
+		if now := digest(snapshot, kind); followed && now != known {
+			s.lists[kind] = now
+			sent = true
+			if err := send(Event{Kind: kind}); err != nil {
+				return sent, err
+			}
+		}
+	}
+	return sent, nil
+}
+
+func (s *Subscription) sendUpdates(send func(Event) error) error {
+	s.mu.Lock()
+	updated := s.updated
+	s.updated = map[string]struct{}{}
+	s.mu.Unlock()
+	for uri := range updated {
+		if err := send(Event{Kind: ResourceUpdated, URI: uri}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
