@@ -222,6 +222,13 @@ func fixture(s *system, conn *bus.Conn) *worker.Worker {
 		}
 		return &worker.Result{Content: []worker.Content{worker.Text(string(args))}, Structured: args}, nil
 	})
+	w.AddRawTool(worker.Tool{
+		Name: "region", Description: "Mirrors its arguments into headers.",
+		InputSchema: json.RawMessage(`{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"n":{"type":"integer","x-mcp-header":"N"},"dry":{"type":"boolean","x-mcp-header":"Dry"}}}`),
+	}, func(_ context.Context, _ *worker.Call, args json.RawMessage) (*worker.Result, error) {
+		s.ran.add()
+		return &worker.Result{Content: []worker.Content{worker.Text(string(args))}}, nil
+	})
 	type addIn struct {
 		A int64 `json:"a"`
 		B int64 `json:"b"`

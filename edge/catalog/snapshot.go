@@ -13,6 +13,7 @@ import (
 
 	"github.com/yosida95/uritemplate/v3"
 
+	"github.com/millrace/millrace/edge/mcp"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -55,6 +56,8 @@ type Tool struct {
 	ReadOnly, Idempotent bool
 	// Timeout is the author's limit for one call; 0: the edge's default.
 	Timeout time.Duration
+	// Headers are the arguments that clients mirror into HTTP headers.
+	Headers []mcp.ParamHeader
 }
 
 // Resource is one listed resource.
@@ -189,10 +192,17 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 			}
 			for _, t := range m.GetTools() {
 				if claim("tool ", t.GetName(), p.name, t.GetDefinition()) {
+					headers, err := toolHeaders(t.GetDefinition())
+					if err != nil {
+						// Shown, it would break every client that keeps to the rules.
+						s.Problems = append(s.Problems, Problem{Pool: p.name, Item: t.GetName(), Reason: err.Error()})
+						continue
+					}
 					s.Tools = append(s.Tools, Tool{
 						Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(),
 						ReadOnly: t.GetReadOnly(), Idempotent: t.GetIdempotent(),
 						Timeout: time.Duration(t.GetTimeoutUs()) * time.Microsecond,
+						Headers: headers,
 					})
 				}
 			}
@@ -270,6 +280,17 @@ func (s *Snapshot) digests() {
 		add(s.Templates[i].Definition)
 	}
 	sum(&s.ResourcesDigest)
+}
+
+// toolHeaders finds the mirrored arguments of a tool's definition.
+func toolHeaders(definition []byte) ([]mcp.ParamHeader, error) {
+	var tool struct {
+		InputSchema json.RawMessage `json:"inputSchema"`
+	}
+	if err := json.Unmarshal(definition, &tool); err != nil {
+		return nil, fmt.Errorf("its definition cannot be read: %w", err)
+	}
+	return mcp.ParamHeaders(tool.InputSchema)
 }
 
 // isObject reports whether raw is one JSON object.

@@ -75,6 +75,9 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	if m.Method == mcp.MethodListen {
 		return e.listen(ctx, client, m, out)
 	}
+	if err := e.checkTool(ctx, req); err != nil {
+		return exchange.Refused(client.Revision, http.StatusBadRequest, m.ID, err)
+	}
 	round, err := e.round(req)
 	if err != nil {
 		return exchange.Failed(m.ID, err)
@@ -101,6 +104,23 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 		answer.Withheld = f.Kind == backend.Cancelled
 	}
 	return answer
+}
+
+// checkTool compares the headers that mirror arguments, for tools that have
+// any; an unknown tool is refused later.
+func (e *Era) checkTool(ctx context.Context, req *exchange.Request) *jsonrpc.Error {
+	if req.Header == nil || req.Message.Method != mcp.MethodToolsCall {
+		return nil
+	}
+	name, err := mcp.StringParam(req.Message.Params, "name")
+	if err != nil {
+		return err
+	}
+	tool, ok := e.Methods.Backend.Snapshot(ctx).Tool(name)
+	if !ok {
+		return nil
+	}
+	return checkParamHeaders(req, tool.Headers)
 }
 
 // failureStatus is the HTTP status of a failed call. The revision sets it for a
