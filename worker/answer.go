@@ -109,8 +109,7 @@ func Accepted[T any](answers Answers, key string) (value T, accepted bool, err e
 		content = json.RawMessage("{}")
 	}
 	if err := decodeArguments(answers.codec, content, &value); err != nil {
-		var detail *argumentsError
-		if errors.As(err, &detail) {
+		if detail, ok := errors.AsType[*argumentsError](err); ok {
 			err = errors.New(detail.detail)
 		}
 		return value, false, fmt.Errorf("the answer to %q: %w", key, err)

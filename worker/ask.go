@@ -139,7 +139,9 @@ func ListRoots(key string) Question {
 //
 // An answer that does not fit its question (a form that does not fit its
 // schema, say) counts as none: the question is asked again. That a user
-// declines or cancels is an answer.
+// declines or cancels is an answer. A client that answers a question with an
+// error will not be asked it again: Ask returns a [*ClientError], in later
+// rounds as well.
 //
 // Ask returns a [*MissingCapabilityError] and asks nothing if the client lacks
 // a capability for one of the questions; see [Call.Can]. All answers and what
@@ -167,12 +169,9 @@ func (c *Call) Ask(questions ...Question) (Answers, error) {
 	if err := c.Require(needs...); err != nil {
 		return Answers{}, err
 	}
-	if err := c.rounds.clientError(questions); err != nil {
+	answers, err := c.rounds.ask(questions)
+	if err != nil {
 		return Answers{}, err
-	}
-	answers, complete := c.rounds.ask(questions)
-	if !complete {
-		return Answers{}, ErrNeedsInput
 	}
 	return Answers{codec: c.w.codec, raw: answers}, nil
 }

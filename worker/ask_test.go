@@ -492,6 +492,62 @@ func TestMissingCapabilities(t *testing.T) {
 	}
 }
 
+// An error of the client ends the call, unless the author goes on without the
+// answer; then it is not asked for again, in all later rounds.
+func TestClientErrors(t *testing.T) {
+	t.Parallel()
+	refusal := &worker.ClientError{Code: -1, Message: "user rejected", Data: json.RawMessage(`{"why":"no"}`)}
+	yes := workertest.Accept(person{Name: "Ada"})
+	w := asking(func(call *worker.Call) (string, error) {
+		_, err := call.Ask(personForm("a"), worker.ListRoots("r"))
+		return "", err
+	})
+	out := (&workertest.Client{Answers: map[string]any{"r": refusal}}).Call(t, w, "ask", struct{}{})
+	if !out.Result.GetIsError() || !strings.Contains(out.Text(), `"r"`) || !strings.Contains(out.Text(), "user rejected (code -1)") || len(out.Asked) != 2 {
+		t.Errorf("%v, %v, %v", out.Error, out.Result, out.Asked)
+	}
+
+	w = asking(func(call *worker.Call) (string, error) {
+		var refused *worker.ClientError
+		if _, err := call.Ask(worker.ListRoots("r")); !errors.As(err, &refused) {
+			return "", err
+		}
+		if refused.Key != "r" || refused.Code != -1 || string(refused.Data) != `{"why":"no"}` {
+			t.Errorf("%+v", refused)
+		}
+		for _, key := range []string{"a", "b"} {
+			if _, err := call.Ask(personForm(key)); err != nil {
+				return "", err
+			}
+		}
+		return refused.Message, nil
+	})
+	out = (&workertest.Client{Answers: map[string]any{"r": refusal, "a": yes, "b": yes}}).Call(t, w, "ask", struct{}{})
+	if out.Text() != "user rejected" || len(out.Asked) != 3 {
+		t.Errorf("%v, %v, %v", out.Error, out.Result, out.Asked)
+	}
+
+	// An answer that was given is not taken back by an error, and what is no
+	// error object is one all the same.
+	client := pair(t, asking(func(call *worker.Call) (string, error) {
+		_, err := call.Ask(personForm("a"), worker.ListRoots("r"))
+		return "", err
+	}))
+	resume := &millracev1.Resume{
+		State:     []byte(`{"v":1,"answers":{"a":{"action":"decline"}}}`),
+		Responses: map[string][]byte{"r": []byte(`{"roots":[]}`)},
+		Errors:    map[string][]byte{"a": []byte(`{"code":1,"message":"x"}`), "r": []byte(`7`)},
+	}
+	req := &millracev1.CallToolRequest{Name: "ask", Resume: resume, Context: &millracev1.CallContext{ClientCapabilities: []byte(`{"elicitation":{},"roots":{}}`)}}
+	if events, err := callTool(t.Context(), client, req); err != nil || events[0].GetResult().GetIsError() {
+		t.Errorf("%v, %v", events, err)
+	}
+	resume.Responses = nil
+	if events, err := callTool(t.Context(), client, req); err != nil || !strings.Contains(string(events[0].GetResult().GetContent()), "cannot be read") {
+		t.Errorf("%v, %v", events, err)
+	}
+}
+
 func TestNeedsInputWithoutAQuestion(t *testing.T) {
 	t.Parallel()
 	out := workertest.Call(t, asking(func(*worker.Call) (string, error) { return "", worker.ErrNeedsInput }), "ask", struct{}{})

@@ -23,19 +23,11 @@ func (e *ClientError) Error() string {
 	return fmt.Sprintf("the client answered the question %q with an error: %s (code %d)", e.Key, e.Message, e.Code)
 }
 
-// clientError returns the error with which the client has answered one of the
-// questions, if any.
-func (r *rounds) clientError(questions []Question) error {
-	for _, q := range questions {
-		raw, ok := r.errors[q.key]
-		if !ok {
-			continue
-		}
-		e := &ClientError{Key: q.key}
-		if err := json.Unmarshal(raw, e); err != nil {
-			e.Message = "an error that cannot be read"
-		}
-		return e
+// readClientError reads a JSON-RPC error object.
+func readClientError(raw []byte) *ClientError {
+	e := new(ClientError)
+	if err := json.Unmarshal(raw, e); err != nil {
+		return &ClientError{Message: "an error that cannot be read"}
 	}
-	return nil
+	return e
 }

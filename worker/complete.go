@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -58,22 +59,24 @@ func (c *Completion) encode() *millracev1.CompleteResponse {
 	if c == nil {
 		return &millracev1.CompleteResponse{}
 	}
-	out := &millracev1.CompleteResponse{Values: c.Values, HasMore: c.HasMore}
-	total := max(c.Total, 0)
-	if len(out.GetValues()) > maxCompletions {
-		total = max(total, len(c.Values))
-		out.Values, out.HasMore = c.Values[:maxCompletions], true
+	values, total, more := c.Values, max(c.Total, 0), c.HasMore
+	if len(values) > maxCompletions {
+		total = max(total, len(values))
+		values, more = values[:maxCompletions], true
 	}
+	copied := false // the slice is the author's
+	for i, value := range values {
+		if valid := strings.ToValidUTF8(value, "\uFFFD"); valid != value {
+			// What is no UTF-8 could not be sent.
+			if !copied {
+				values, copied = slices.Clone(values), true
+			}
+			values[i] = valid
+		}
+	}
+	out := &millracev1.CompleteResponse{Values: values, HasMore: more || total > len(values)}
 	if total > 0 {
 		out.Total = new(uint64(total))
-		out.HasMore = out.GetHasMore() || total > len(out.GetValues())
-	}
-	for i, value := range out.GetValues() {
-		if valid := strings.ToValidUTF8(value, "\uFFFD"); valid != value {
-			// What is no UTF-8 could not be sent; the author keeps the slice.
-			out.Values = append([]string(nil), out.Values...)
-			out.Values[i] = valid
-		}
 	}
 	return out
 }

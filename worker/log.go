@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"time"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -53,8 +54,8 @@ func (c *Call) wantsLog() (Level, bool) {
 
 // Logs reports whether the client wants to see messages of the level.
 func (c *Call) Logs(level Level) bool {
-	least, any := c.wantsLog()
-	return any && level >= least && level < levels
+	least, wanted := c.wantsLog()
+	return wanted && level >= least && level < levels
 }
 
 // Log sends a message to the client, for the people there: logger names the
@@ -175,5 +176,5 @@ func (h *logHandler) WithGroup(name string) slog.Handler {
 }
 
 func (h *logHandler) and(with func(slog.Handler) slog.Handler) slog.Handler {
-	return &logHandler{call: h.call, with: append(h.with[:len(h.with):len(h.with)], with)}
+	return &logHandler{call: h.call, with: append(slices.Clip(h.with), with)}
 }

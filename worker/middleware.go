@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 )
 
 // Handler serves a call; see [Worker.Use]. Its error is the one that the
@@ -84,8 +85,8 @@ func (w *Worker) Use(middleware func(next Handler) Handler) {
 		}
 		w.middleware = append(w.middleware, middleware)
 		handler := Handler(serve)
-		for i := len(w.middleware) - 1; i >= 0; i-- {
-			handler = w.middleware[i](handler)
+		for _, around := range slices.Backward(w.middleware) {
+			handler = around(handler)
 			if handler == nil {
 				return errors.New("worker: middleware returned a nil handler")
 			}

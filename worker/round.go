@@ -23,9 +23,10 @@ type rounds struct {
 	answers map[string]json.RawMessage
 	// fresh are what the client has sent with this round, not looked at.
 	fresh map[string][]byte
-	// errors are JSON-RPC errors that the client has sent instead. They are
-	// set before the handler runs and not changed.
-	errors map[string][]byte
+	// refused are questions that the client answered with an error, in this
+	// round or an earlier one; errors are what it has sent with this round.
+	refused map[string]*ClientError
+	errors  map[string][]byte
 	// pending are questions of this round that have no answer.
 	pending map[string][]byte
 	// once are results of Once; running are those that are not there yet, and
@@ -39,6 +40,7 @@ type rounds struct {
 type state struct {
 	Version  int                        `json:"v"`
 	Answers  map[string]json.RawMessage `json:"answers,omitempty"`
+	Refused  map[string]*ClientError    `json:"refused,omitempty"`
 	Once     map[string]json.RawMessage `json:"once,omitempty"`
 	Progress *float64                   `json:"progress,omitempty"`
 }
@@ -58,39 +60,77 @@ func (c *Call) restore() error {
 	if err := c.w.codec.unmarshal(raw, &s); err != nil || s.Version != stateVersion {
 		return &ProtocolError{Code: invalidParamsCode, Message: "the request state is not one of this server: make the call again from the beginning"}
 	}
-	r.answers, r.once = s.Answers, s.Once
+	r.answers, r.refused, r.once = s.Answers, s.Refused, s.Once
 	if s.Progress != nil {
 		c.last = *s.Progress
 	}
 	return nil
 }
 
-// ask returns the answers to the questions, or notes those that have none and
-// returns false.
-func (r *rounds) ask(questions []Question) (map[string]json.RawMessage, bool) {
+// ask returns the answers to the questions. If there is none to some of them,
+// it returns why: a ClientError if the client has refused one, otherwise
+// ErrNeedsInput, and these are noted.
+func (r *rounds) ask(questions []Question) (map[string]json.RawMessage, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	answers := make(map[string]json.RawMessage, len(questions))
+	var open []Question
+	var refused *ClientError
 	for _, q := range questions {
-		// The older answer counts: what was done since depends on it.
-		answer, ok := r.answers[q.key]
-		if !ok || q.valid(answer) != nil {
-			answer, ok = r.fresh[q.key]
-		}
-		if ok && q.valid(answer) == nil {
-			if r.answers == nil {
-				r.answers = map[string]json.RawMessage{}
-			}
-			r.answers[q.key] = answer
+		if answer, ok := r.answerLocked(&q); ok {
 			answers[q.key] = answer
-			continue
+		} else if e := r.refusalLocked(q.key); e == nil {
+			open = append(open, q)
+		} else if refused == nil {
+			refused = e
 		}
-		if r.pending == nil {
-			r.pending = map[string][]byte{}
-		}
-		r.pending[q.key] = q.encode()
 	}
-	return answers, len(answers) == len(questions)
+	if refused != nil {
+		return nil, refused
+	}
+	for _, q := range open {
+		set(&r.pending, q.key, q.encode())
+	}
+	if len(open) > 0 {
+		return nil, ErrNeedsInput
+	}
+	return answers, nil
+}
+
+// answerLocked returns the answer to a question. mu is held.
+func (r *rounds) answerLocked(q *Question) (json.RawMessage, bool) {
+	// The older answer counts: what was done since depends on it.
+	if answer, ok := r.answers[q.key]; ok && q.valid(answer) == nil {
+		return answer, true
+	}
+	answer, ok := r.fresh[q.key]
+	if !ok || q.valid(answer) != nil {
+		return nil, false
+	}
+	set(&r.answers, q.key, answer)
+	return answer, true
+}
+
+// refusalLocked returns the error a question was answered with, or nil. mu is
+// held.
+func (r *rounds) refusalLocked(key string) *ClientError {
+	e := r.refused[key]
+	if raw, ok := r.errors[key]; ok && e == nil {
+		e = readClientError(raw)
+		set(&r.refused, key, e)
+	}
+	if e != nil && e.Key == "" {
+		e.Key = key // it is not part of what is carried
+	}
+	return e
+}
+
+// set makes the map where there is none.
+func set[V any](m *map[string]V, key string, value V) {
+	if *m == nil {
+		*m = map[string]V{}
+	}
+	(*m)[key] = value
 }
 
 // needsInput writes the outcome of a round that ends with questions. The call
@@ -102,7 +142,7 @@ func (c *Call) needsInput() (*millracev1.NeedsInput, error) {
 	if len(r.pending) == 0 {
 		return nil, internalf("the handler returned ErrNeedsInput, but there is no question without an answer")
 	}
-	s := state{Version: stateVersion, Answers: r.answers, Once: r.once}
+	s := state{Version: stateVersion, Answers: r.answers, Refused: r.refused, Once: r.once}
 	if !math.IsInf(c.last, 0) {
 		s.Progress = &c.last
 	}
@@ -177,10 +217,7 @@ func (r *rounds) do(ctx context.Context, key string, fn func() (json.RawMessage,
 		}
 	}
 	done := make(chan struct{})
-	if r.running == nil {
-		r.running = map[string]chan struct{}{}
-	}
-	r.running[key] = done
+	set(&r.running, key, done)
 	r.mu.Unlock()
 
 	var raw json.RawMessage
@@ -188,10 +225,7 @@ func (r *rounds) do(ctx context.Context, key string, fn func() (json.RawMessage,
 		r.mu.Lock()
 		delete(r.running, key)
 		if raw != nil {
-			if r.once == nil {
-				r.once = map[string]json.RawMessage{}
-			}
-			r.once[key] = raw
+			set(&r.once, key, raw)
 		}
 		r.mu.Unlock()
 		close(done)

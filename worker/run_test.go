@@ -477,7 +477,7 @@ func TestChangesWhileRunning(t *testing.T) {
 	}
 	w.RemoveTool("late")
 	w.RemoveTool("never")
-	manifests(t, watcher, func(h []bus.Hash) bool { return len(h) == 1 && h[0] == empty })
+	last = manifests(t, watcher, func(h []bus.Hash) bool { return len(h) == 1 && h[0] == empty })[0]
 	if outcome(t, client, "late", ``).GetError().GetKind() != millracev1.Error_KIND_UNKNOWN_TOOL {
 		t.Error("the removed tool is still there")
 	}

@@ -79,7 +79,10 @@ type CreateMessageResult struct {
 func (r CreateMessageResult) Text() string {
 	var texts []string
 	for _, block := range r.Message.Content {
-		var text struct{ Type, Text string }
+		var text struct {
+			Type string `json:"type"`
+			Text string `json:"text"`
+		}
 		if json.Unmarshal(block.raw, &text) == nil && text.Type == "text" {
 			texts = append(texts, text.Text)
 		}

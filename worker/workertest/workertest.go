@@ -23,8 +23,9 @@ import (
 // everything, wants progress and all log messages, and answers no question.
 type Client struct {
 	// Answers are the answers to questions, by key: results as a client sends
-	// them ([Accept], [Decline], [Cancel], [Message], [Roots]), or anything
-	// else that can be marshalled to JSON, to see what becomes of it.
+	// them ([Accept], [Decline], [Cancel], [Message], [Roots]), a
+	// [*worker.ClientError] that it sends instead, or anything else that can
+	// be marshalled to JSON, to see what becomes of it.
 	Answers map[string]any
 	// Answer is asked for questions that Answers has nothing for; false: no
 	// answer. Nil: there is none.
@@ -276,17 +277,19 @@ func (c *Client) run(t testing.TB, w *worker.Worker, method string,
 			t.Fatalf("workertest: %s: round %d: %v", method, round, err)
 		}
 		out.Asked = append(out.Asked, asked...)
-		resume = &millracev1.Resume{State: asks.GetState(), Responses: map[string][]byte{}}
+		resume = &millracev1.Resume{State: asks.GetState(), Responses: map[string][]byte{}, Errors: map[string][]byte{}}
 		for _, q := range asked {
 			answer, ok := c.Answers[q.Key]
 			if !ok && c.Answer != nil {
 				answer, ok = c.Answer(q)
 			}
-			if ok {
+			if _, refused := answer.(*worker.ClientError); ok && refused {
+				resume.Errors[q.Key] = marshal(t, answer)
+			} else if ok {
 				resume.Responses[q.Key] = marshal(t, answer)
 			}
 		}
-		if len(resume.GetResponses()) == 0 {
+		if len(resume.GetResponses())+len(resume.GetErrors()) == 0 {
 			out.Unanswered = asked
 			return out
 		}
@@ -299,12 +302,14 @@ func (c *Client) run(t testing.TB, w *worker.Worker, method string,
 func questions(round int, asks *millracev1.NeedsInput) ([]Question, error) {
 	var all []Question
 	for key, raw := range asks.GetRequests() {
-		q := Question{Round: round, Key: key}
-		if err := json.Unmarshal(raw, &q); err != nil {
+		var request struct {
+			Method string          `json:"method"`
+			Params json.RawMessage `json:"params"`
+		}
+		if err := json.Unmarshal(raw, &request); err != nil {
 			return nil, fmt.Errorf("the question %q is no JSON object: %w", key, err)
 		}
-		q.Round, q.Key = round, key
-		all = append(all, q)
+		all = append(all, Question{Round: round, Key: key, Method: request.Method, Params: request.Params})
 	}
 	byKey(all)
 	return all, nil
