@@ -95,7 +95,15 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 	case *millracev1.CompleteRequest_UriTemplate:
 		template, ok := s.Template(ref.UriTemplate)
 		if !ok {
-			return nil, &Failure{Kind: UnknownTemplate, Subject: ref.UriTemplate}
+			// A client may name a resource instead of its template.
+			var name string
+			if _, name, ok = s.Resource(ref.UriTemplate); !ok {
+				return nil, &Failure{Kind: UnknownTemplate, Subject: ref.UriTemplate}
+			}
+			if template, ok = s.Template(name); !ok {
+				return &millracev1.CompleteResponse{}, nil // a listed resource has no variables
+			}
+			ref.UriTemplate = name
 		}
 		t, completed = target{pool: template.Pool, subject: ref.UriTemplate}, template.Completed
 	}

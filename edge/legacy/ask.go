@@ -2,6 +2,7 @@ package legacy
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -113,12 +114,30 @@ func inputRequest(rev *mcp.Revision, raw []byte) (method string, params []byte, 
 		return "", nil, errors.New("legacy: an input request has no method")
 	}
 	params = request.Get("params")
+	if method == mcp.MethodElicit && rev.ElicitationModes {
+		params, err = withElicitationID(params)
+		return method, params, err
+	}
 	if method == mcp.MethodElicit && !rev.ElicitationModes {
 		if params, err = jsonrpc.Without(params, "mode"); err != nil {
 			return "", nil, err
 		}
 	}
 	return method, params, nil
+}
+
+// withElicitationID adds the id that a URL elicitation must have in this era
+// (client/elicitation, "URL Mode") where the author gave none.
+func withElicitationID(params []byte) ([]byte, error) {
+	o, err := jsonrpc.ParseObject(params)
+	if err != nil {
+		return nil, err
+	}
+	if mode, _ := jsonrpc.String(o.Get("mode")); mode != "url" || o.Get("elicitationId") != nil {
+		return params, nil
+	}
+	members := append(o.Members[:len(o.Members):len(o.Members)], jsonrpc.Member{Key: "elicitationId", Value: jsonrpc.Quote(rand.Text())})
+	return jsonrpc.AppendObject(nil, members...), nil
 }
 
 // setLevel keeps the log level of a session or connection (server/utilities/
