@@ -206,12 +206,20 @@ func (e *Edge) WaitReady(ctx context.Context, pools ...string) error {
 	return e.catalog.WaitPools(ctx, pools...)
 }
 
-// serve passes a message to its era.
-func (e *Edge) serve(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
+// claims finds the era of a message.
+func (e *Edge) claims(req *exchange.Request) exchange.Era {
 	for _, era := range e.eras {
 		if era.Claims(req) {
-			return era.Serve(ctx, req, out)
+			return era
 		}
+	}
+	return nil
+}
+
+// serve passes a message to its era.
+func (e *Edge) serve(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
+	if era := e.claims(req); era != nil {
+		return era.Serve(ctx, req, out)
 	}
 	return exchange.Refused(mcp.Modern(), http.StatusBadRequest, req.Message.ID, &jsonrpc.Error{
 		Code: jsonrpc.CodeInvalidRequest, Message: "no supported protocol revision claims this message",

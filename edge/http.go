@@ -49,6 +49,10 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 		e.reject(w, r, http.StatusForbidden, reason)
 		return
 	}
+	if preflight := cors(w.Header(), r); preflight {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
 	switch r.Method {
 	case http.MethodPost:
 	case http.MethodGet:
@@ -81,10 +85,15 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer e.bodies.put(body)
 	req := &exchange.Request{Header: r.Header}
+	if jsonrpc.IsBatch(body.Bytes()) {
+		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
+		defer out.close()
+		out.finish(e.serveBatch(r.Context(), *req, body.Bytes(), out))
+		return
+	}
 	var decodeErr *jsonrpc.Error
 	if req.Message, decodeErr = jsonrpc.Decode(body.Bytes(), e.cfg.Limits); decodeErr != nil {
-		if decodeErr.ID == nil && req.Message.Kind() == jsonrpc.Notification && req.Message.Method != "" {
-			// A notification is never answered, not even a bad one.
+		if isNotification(&req.Message, decodeErr) {
 			w.WriteHeader(http.StatusAccepted)
 			return
 		}

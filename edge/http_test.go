@@ -227,3 +227,42 @@ func TestHarmlessCallIsMadeAgainWhenItsWorkerIsLost(t *testing.T) {
 		}
 	})
 }
+
+func TestCORS(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{Origins: []string{"https://app.example"}})
+		const asked = "authorization, content-type, accept, mcp-session-id, mcp-protocol-version, last-event-id, mcp-method, mcp-name, mcp-param-region"
+		for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
+			resp := s.do(context.Background(), http.MethodOptions, "", "Origin: https://app.example",
+				"Access-Control-Request-Method: "+method, "Access-Control-Request-Headers: "+asked)
+			body(t, resp)
+			h := resp.Header
+			if resp.StatusCode != http.StatusNoContent || h.Get("Access-Control-Allow-Origin") != "https://app.example" || h.Get("Vary") != "Origin" ||
+				!strings.Contains(h.Get("Access-Control-Allow-Methods"), method) || h.Get("Access-Control-Allow-Headers") != asked {
+				t.Errorf("preflight for %s: %d %v", method, resp.StatusCode, h)
+			}
+		}
+		for name, resp := range map[string]*http.Response{
+			"initialize":    s.post(context.Background(), `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`, "Origin: https://app.example"),
+			"stream":        s.post(context.Background(), `{"jsonrpc":"2.0","id":0,"method":"ping"}`, "Origin: https://app.example", "Accept: text/event-stream"),
+			"lost session":  s.post(context.Background(), `{"jsonrpc":"2.0","id":0,"method":"ping"}`, "Origin: https://app.example", "Mcp-Session-Id: x"),
+			"no answer fit": s.post(context.Background(), `{"jsonrpc":"2.0","id":0,"method":"ping"}`, "Origin: https://app.example", "Accept: text/html"),
+		} {
+			body(t, resp)
+			if resp.Header.Get("Access-Control-Allow-Origin") != "https://app.example" || !strings.Contains(resp.Header.Get("Access-Control-Expose-Headers"), "Mcp-Session-Id") {
+				t.Errorf("%s: %v", name, resp.Header)
+			}
+		}
+		resp := s.do(context.Background(), http.MethodOptions, "", "Origin: https://evil.example", "Access-Control-Request-Method: POST")
+		body(t, resp)
+		if resp.StatusCode != http.StatusForbidden || resp.Header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("foreign origin: %d %v", resp.StatusCode, resp.Header)
+		}
+		resp = s.do(context.Background(), http.MethodOptions, "")
+		body(t, resp)
+		if resp.StatusCode != http.StatusMethodNotAllowed || resp.Header.Get("Allow") != "GET, POST, DELETE" {
+			t.Errorf("OPTIONS of no browser: %d %v", resp.StatusCode, resp.Header)
+		}
+	})
+}

@@ -80,10 +80,14 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 	if len(bytes.TrimSpace(l.data)) == 0 {
 		return
 	}
+	if jsonrpc.IsBatch(l.data) {
+		running.Go(func() { s.answer(s.edge.serveBatch(ctx, exchange.Request{Peer: s.peer}, l.data, s)) })
+		return
+	}
 	// A line that was cut off is over the limit and gives the error for that.
 	msg, err := jsonrpc.Decode(l.data, s.edge.cfg.Limits)
 	if err != nil {
-		if err.ID == nil && msg.Kind() == jsonrpc.Notification && msg.Method != "" {
+		if isNotification(&msg, err) {
 			return
 		}
 		rev := mcp.Assumed()

@@ -79,6 +79,13 @@ type Listener interface {
 	Listen(ctx context.Context, req *Request, out Stream) Answer
 }
 
+// Batcher is an era some of whose revisions have batches.
+type Batcher interface {
+	// RevisionOf returns the revision of a request without a message, or why
+	// the request is refused whatever it holds.
+	RevisionOf(req *Request) (rev *mcp.Revision, refusal *Answer)
+}
+
 // Ender is an era whose sessions a client can end.
 type Ender interface {
 	// End ends the session of a request.

@@ -95,6 +95,13 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	return answer
 }
 
+// RevisionOf returns the revision that the session, the connection or the
+// header of a request stands for.
+func (e *Era) RevisionOf(req *exchange.Request) (*mcp.Revision, *exchange.Answer) {
+	client, refusal := e.client(req)
+	return client.Revision, refusal
+}
+
 // initialize settles the revision: the one asked for, or the newest of the era
 // as a counter-offer, never an error (lifecycle, "Version Negotiation").
 func (e *Era) initialize(req *exchange.Request) exchange.Answer {

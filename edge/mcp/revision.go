@@ -19,6 +19,9 @@ type Revision struct {
 	// ProtocolHeader: clients send MCP-Protocol-Version after initialize.
 	ProtocolHeader bool
 
+	// Batches: an array of messages is received as one. 2024-11-05 says
+	// nothing, and JSON-RPC 2.0, on which it rests, says yes.
+	Batches bool
 	// Annotations: tools have annotations.
 	Annotations bool
 	// ProgressMessage: progress notifications may carry a message.
@@ -62,11 +65,11 @@ type Revision struct {
 // The table, oldest first. Dates stand here and nowhere else.
 var revisions = [...]Revision{
 	{
-		Date: "2024-11-05", Number: 1,
+		Date: "2024-11-05", Number: 1, Batches: true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},
 	{
-		Date: "2025-03-26", Number: 2,
+		Date: "2025-03-26", Number: 2, Batches: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},

@@ -1,0 +1,101 @@
+package edge
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/millrace/millrace/edge/exchange"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/mcp"
+)
+
+// serveBatch serves a JSON array of messages, where the revision has batches
+// (2025-03-26, basic, "Batching"). Requests run side by side; the answer is one
+// array of their responses, or nothing when there are none. head is the request
+// without a message.
+func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byte, out exchange.Stream) exchange.Answer {
+	era, refusal := e.batcher(&head)
+	if refusal != nil {
+		return *refusal
+	}
+	elements, err := jsonrpc.DecodeBatch(body, e.cfg.Limits)
+	if err != nil {
+		return exchange.Refused(mcp.Assumed(), http.StatusBadRequest, nil, err)
+	}
+	responses := make([][]byte, len(elements))
+	var running sync.WaitGroup
+	for i, element := range elements {
+		running.Go(func() { responses[i] = e.serveElement(ctx, era, head, element, out) })
+	}
+	running.Wait()
+	var array []byte
+	for _, r := range responses {
+		if r == nil {
+			continue
+		}
+		sep := byte(',')
+		if array == nil {
+			sep = '['
+		}
+		array = append(append(array, sep), r...)
+	}
+	if array == nil {
+		return exchange.Answer{}
+	}
+	return exchange.Answer{Body: append(array, ']')}
+}
+
+// batcher finds the era that takes batches, or says why there is none.
+func (e *Edge) batcher(head *exchange.Request) (exchange.Era, *exchange.Answer) {
+	rev, known := mcp.Lookup(head.Header.Get(mcp.HeaderProtocolVersion))
+	if !known || !rev.Modern {
+		for _, era := range e.eras {
+			b, ok := era.(exchange.Batcher)
+			if !ok {
+				continue
+			}
+			var refusal *exchange.Answer
+			if rev, refusal = b.RevisionOf(head); refusal != nil || rev.Batches {
+				return era, refusal
+			}
+		}
+	}
+	refusal := exchange.Refused(rev, http.StatusBadRequest, nil, &jsonrpc.Error{
+		Code: jsonrpc.CodeInvalidRequest, Message: "this revision has no batches: send one JSON-RPC object",
+	})
+	return nil, &refusal
+}
+
+// serveElement serves one message of a batch and returns its response, if any.
+func (e *Edge) serveElement(ctx context.Context, era exchange.Era, head exchange.Request, element []byte, out exchange.Stream) []byte {
+	msg, err := jsonrpc.Decode(element, e.cfg.Limits)
+	if err != nil {
+		if isNotification(&msg, err) {
+			return nil
+		}
+		return jsonrpc.AppendError(nil, err.ID, err)
+	}
+	req := head
+	req.Message = msg
+	refuse := func(message string) []byte {
+		return jsonrpc.AppendError(nil, msg.ID, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message})
+	}
+	switch {
+	case msg.Method == mcp.MethodInitialize:
+		return refuse("initialize must not be part of a batch: send it alone")
+	case e.claims(&req) != era:
+		return refuse("a message of a revision without batches: send it alone")
+	}
+	answer := era.Serve(ctx, &req, out)
+	if answer.Withheld || msg.Kind() != jsonrpc.Request {
+		return nil
+	}
+	return answer.Body
+}
+
+// isNotification reports whether what could not be decoded was a notification,
+// which is never answered, not even a bad one.
+func isNotification(m *jsonrpc.Message, err *jsonrpc.Error) bool {
+	return err.ID == nil && m.Kind() == jsonrpc.Notification && m.Method != ""
+}
