@@ -118,7 +118,7 @@ func TestAdmit(t *testing.T) {
 			return ctx, nil, false
 		}
 	}
-	service := funcService{unary: func(ctx context.Context, _ *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
+	service := funcService{Unary: func(ctx context.Context, _ *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
 		if ctx.Value(key{}) != "admitted" {
 			t.Error("the handler has another context")
 		}

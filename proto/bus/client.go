@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 )
 
@@ -67,6 +68,13 @@ type ClientConfig struct {
 	// It is called from the goroutine that reads frames and must not block.
 	// Nil: no pool is known.
 	Known func(pool string) bool
+	// UnaryInterceptors and StreamInterceptors wrap every call, the first
+	// outermost. They get no *grpc.ClientConn, as there is none.
+	UnaryInterceptors  []grpc.UnaryClientInterceptor
+	StreamInterceptors []grpc.StreamClientInterceptor
+	// StatsHandlers hear what happens to every call, as those of gRPC do; of
+	// connections they hear nothing.
+	StatsHandlers []stats.Handler
 	// Logger receives faults of peers; nil discards them.
 	Logger *slog.Logger
 }
@@ -80,8 +88,10 @@ type Client struct {
 	prefix string // "mr.<tenant>.e.<id>."
 	ctlPre string // "mr.<tenant>.i."
 	bufs   buffers
-	ready  chan struct{} // closed by Run once calls are possible
-	open   atomic.Bool   // ready was closed: spares calls the channel
+	unary  grpc.UnaryClientInterceptor  // nil without interceptors
+	stream grpc.StreamClientInterceptor // the same
+	ready  chan struct{}                // closed by Run once calls are possible
+	open   atomic.Bool                  // ready was closed: spares calls the channel
 	ids    atomic.Uint64
 	sub    atomic.Pointer[nats.Subscription]
 
@@ -90,6 +100,7 @@ type Client struct {
 	stopped bool
 	lost    []lostMark
 	marks   uint64
+	cancels []string // addresses of calls that ended without a connection
 }
 
 // lostMark is an instance to be given up once what it sent has been read.
@@ -128,6 +139,8 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 		logger: cfg.Logger,
 		prefix: conn.prefix + "e." + cfg.ID + ".",
 		ctlPre: conn.prefix + "i.",
+		unary:  chainUnaryClient(cfg.UnaryInterceptors),
+		stream: chainStreamClient(cfg.StreamInterceptors),
 		ready:  make(chan struct{}),
 		calls:  make(map[uint64]*clientCall),
 	}
@@ -140,8 +153,9 @@ func (c *Client) ID() string { return c.cfg.ID }
 // earlier wait for it.
 func (c *Client) Ready() <-chan struct{} { return c.ready }
 
-// Run receives frames until ctx is done; then the calls that still run end
-// with Unavailable. It may be called once.
+// Run receives frames until ctx is done or, with an error, the connection is
+// closed for good; then the calls that still run end with Unavailable. It may be
+// called once.
 func (c *Client) Run(ctx context.Context) error {
 	if !validToken(c.cfg.ID) {
 		return fmt.Errorf("bus: client id %q is not a subject token", c.cfg.ID)
@@ -152,12 +166,13 @@ func (c *Client) Run(ctx context.Context) error {
 		return fmt.Errorf("bus: subscribe: %w", err)
 	}
 	defer unsubscribe(sub)
-	if err := sub.SetPendingLimits(-1, pendingBytes); err != nil {
+	if err := sub.SetPendingLimits(-1, c.conn.pending); err != nil {
 		return fmt.Errorf("bus: %w", err)
 	}
 	c.sub.Store(sub)
 	remove := c.conn.listen(&connListener{
 		down: func() { c.failAll("the connection to the bus was lost") },
+		up:   c.sendCancels,
 		slow: func(s *nats.Subscription) {
 			if s == sub {
 				c.failAll("frames were dropped because they were not read in time")
@@ -178,6 +193,8 @@ func (c *Client) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-c.conn.dead:
+			return c.conn.deadError()
 		case <-tick.C:
 			now := time.Now()
 			// After standing still ourselves the answers wait to be read.
@@ -221,6 +238,32 @@ func (c *Client) failAll(why string) {
 			reason = ReasonNotAccepted
 		}
 		call.fail(failure(codes.Unavailable, reason, why))
+	}
+}
+
+// cancelRemote tells a worker that the caller of a call has left. Without a
+// connection that has to wait; meanwhile no call can be accepted, so what waits
+// is bounded by the calls that ran when the connection was lost.
+func (c *Client) cancelRemote(ctl string) {
+	if c.send(ctl, "", &frame{kind: kindCancel}) == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.stopped {
+		c.cancels = append(c.cancels, ctl)
+	}
+}
+
+// sendCancels makes up for the cancels that found no connection. Otherwise the
+// handlers would go on until they notice by themselves.
+func (c *Client) sendCancels() {
+	c.mu.Lock()
+	cancels := c.cancels
+	c.cancels = nil
+	c.mu.Unlock()
+	for _, ctl := range cancels {
+		_ = c.send(ctl, "", &frame{kind: kindCancel}) // lost again: the worker will ask
 	}
 }
 

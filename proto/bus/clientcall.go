@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
+	"reflect"
 	"sync"
 	"time"
 
@@ -47,10 +48,27 @@ func (o *callOptions) parse(opts []grpc.CallOption) error {
 		case grpc.FailFastCallOption:
 			o.waitForReady = !opt.FailFast
 		default:
+			if forInterceptor(opt) {
+				continue
+			}
 			return status.Errorf(codes.Unimplemented, "call option %T is not supported by the bus", opt)
 		}
 	}
 	return nil
+}
+
+// forInterceptor reports whether an option is made to be read by an interceptor
+// and says nothing to the carrier: such types embed EmptyCallOption.
+func forInterceptor(opt grpc.CallOption) bool {
+	t := reflect.TypeOf(opt)
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	f, ok := t.FieldByName("EmptyCallOption")
+	return ok && f.Anonymous && f.Type == reflect.TypeFor[grpc.EmptyCallOption]()
 }
 
 // clientCall is one call at its caller. The frames of the worker change it on
@@ -63,7 +81,8 @@ type clientCall struct {
 	ctx       context.Context
 	unaryCall bool        // reader and sender are one goroutine, which waits for wake
 	stopCtx   func() bool // ends the watch over ctx, nil for unary calls
-	onEnd     func()      // run on its own goroutine after the end; may be nil
+	onEnd     func()      // reports the end of a stream, once; nil when nobody wants to know
+	stats     *callStats
 	method    string
 	subject   string
 	id        uint64
@@ -105,7 +124,10 @@ type clientCall struct {
 	in       inbox
 
 	header, trailer metadata.MD
-	headerDone      bool
+	headerDone      bool // header is final
+	headerIn        bool // because it came, and not because nothing will
+	headerTold      bool // to the stats handlers
+	trailerIn       bool
 }
 
 // start makes a call without sending anything; stream is nil for a unary one.
@@ -134,26 +156,46 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 	if call.opts.maxRecv > 0 {
 		call.in.maxMsg = call.opts.maxRecv
 	}
-	if stream != nil {
+	call.ctx, call.stats = tag(ctx, cc.c.cfg.StatsHandlers, method, true, !call.opts.waitForReady)
+	if stream == nil {
+		call.stats.begin(!call.opts.waitForReady, false, false)
+	} else {
+		call.stats.begin(!call.opts.waitForReady, stream.desc.ClientStreams, stream.desc.ServerStreams)
 		stream.call = call
-		if len(call.opts.onFinish) > 0 {
-			// The callback is due even when nobody reads the stream to its
-			// end, and not on the goroutine that reads frames.
+		if len(call.opts.onFinish) > 0 || call.stats != nil {
 			call.onEnd = func() { stream.finish(call.endError()) }
 		}
 	}
 	if err := cc.c.register(call.ctx, call); err != nil {
 		call.release()
+		call.stats.end(err, nil)
 		return nil, err
 	}
 	if stream != nil {
 		call.mu.Lock()
 		if !call.ended {
-			call.stopCtx = context.AfterFunc(call.ctx, func() { call.fail(contextError(call.ctx)) })
+			call.stopCtx = context.AfterFunc(call.ctx, call.leave)
 		}
 		call.mu.Unlock()
 	}
 	return call, nil
+}
+
+// checkContext ends a stream whose context has ended, before the goroutine that
+// watches it does: what a caller does after its cancel has no effect.
+func (call *clientCall) checkContext() {
+	if call.ctx.Err() != nil {
+		call.fail(contextError(call.ctx))
+	}
+}
+
+// leave ends a stream whose context has ended. Whoever wants to know of the end
+// learns it now, for nobody may read the stream any more.
+func (call *clientCall) leave() {
+	call.fail(contextError(call.ctx))
+	if call.onEnd != nil {
+		call.onEnd()
+	}
 }
 
 // sendOpen marshals the OPEN with the first message (nil: none) and pushes it.
@@ -167,14 +209,14 @@ func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 		b = appendMD(b, fieldHeader, md)
 	}
 	var flags uint32
-	first := 0
+	first, size := 0, 0
 	if msg != nil {
 		pm, err := asProto(msg)
 		if err != nil {
 			call.c.bufs.put(buf)
 			return nil, err
 		}
-		size := proto.Size(pm)
+		size = proto.Size(pm)
 		if limit := call.opts.maxSend; limit > 0 && size > limit {
 			call.c.bufs.put(buf)
 			return nil, status.Errorf(codes.ResourceExhausted, "trying to send message larger than max (%d vs. %d)", size, limit)
@@ -216,7 +258,15 @@ func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 	call.seq = 1
 	call.pushing = true
 	call.mu.Unlock()
-	return rest, call.push()
+	err = call.push()
+	if err == nil && call.stats != nil {
+		md, _ := metadata.FromOutgoingContext(call.ctx)
+		call.stats.outHeader(call.method, md, Addr(call.c.cfg.ID))
+		if msg != nil {
+			call.stats.outPayload(msg, size)
+		}
+	}
+	return rest, err
 }
 
 // push publishes the OPEN once. The caller has set pushing.
@@ -266,7 +316,7 @@ func (call *clientCall) push() error {
 		call.c.bufs.put(buf)
 	}
 	if err != nil {
-		err = publishError(err)
+		err = openError(err)
 		call.fail(err)
 	}
 	return err
@@ -285,12 +335,21 @@ func (call *clientCall) repush() {
 	_ = call.push() // an error has ended the call
 }
 
-// publishError is the status of a publish that did not happen.
-func publishError(err error) error {
+// openError is the status of an OPEN that was not sent.
+func openError(err error) error {
 	if isMaxPayload(err) {
 		return status.Error(codes.ResourceExhausted, "metadata of the call does not fit into one message of the bus")
 	}
 	return failure(codes.Unavailable, ReasonDisconnected, "no connection to the bus: "+err.Error())
+}
+
+// lostError is the status of a later frame that was not sent: the call had
+// started.
+func lostError(err error) error {
+	if isMaxPayload(err) {
+		return status.Error(codes.ResourceExhausted, "a frame of the call does not fit into one message of the bus")
+	}
+	return failure(codes.Unavailable, ReasonFrameLost, "no connection to the bus: "+err.Error())
 }
 
 // onBusy repeats the OPEN: at once at first, then with growing pauses.
@@ -443,6 +502,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 	}
 	if !call.headerDone {
 		call.header, call.headerDone = toMD(f.header), true
+		call.headerIn = f.kind != kindEnd || f.flags&FlagMessage != 0 || len(f.header) > 0
 		if call.gotHeader != nil {
 			close(call.gotHeader)
 		}
@@ -456,7 +516,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 	if f.kind == kindEnd {
 		call.ended = true
 		call.err = decodeStatus(f.status)
-		call.trailer = toMD(f.trailer)
+		call.trailer, call.trailerIn = toMD(f.trailer), true
 		if call.err == nil && call.in.partial {
 			call.err = status.Error(codes.Internal, "the worker ended the call within a message")
 		}
@@ -504,7 +564,7 @@ func (call *clientCall) fail(err error) {
 	call.release()
 	// Without an address the CANCEL has to wait for the ACCEPT, see onOrphan.
 	if ctl != "" {
-		_ = call.c.send(ctl, "", &frame{kind: kindCancel})
+		call.c.cancelRemote(ctl)
 	}
 	notify(call.wake)
 	notify(sender)
@@ -513,11 +573,18 @@ func (call *clientCall) fail(err error) {
 // release gives back what the call holds. The goroutine that ended it calls it.
 func (call *clientCall) release() {
 	call.c.remove(call.id)
-	if call.stopCtx != nil {
-		call.stopCtx()
-	}
-	if call.onEnd != nil {
+	switch {
+	case call.onEnd == nil:
+		if call.stopCtx != nil {
+			call.stopCtx()
+		}
+	case call.local:
+		// Nothing is left to read; and this may be the goroutine that reads
+		// frames, which calls nobody else's code.
 		go call.onEnd()
+	default:
+		// The reader reports the end when it gets there, or else the end of
+		// the context.
 	}
 }
 
@@ -582,7 +649,7 @@ func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
 		f.flags = FlagHalf
 	}
 	if err := call.c.send(ctl, call.reply, &f); err != nil {
-		err = publishError(err)
+		err = lostError(err)
 		call.fail(err)
 		return nil, false, err
 	}
@@ -616,12 +683,20 @@ func (call *clientCall) tryRecv() (m message, ok bool, end error) {
 // finish fills what the call options asked for.
 func (call *clientCall) finish(err error) {
 	o := &call.opts
-	if o.headers == nil && o.trailers == nil && o.peers == nil && o.onFinish == nil {
+	if o.headers == nil && o.trailers == nil && o.peers == nil && o.onFinish == nil && call.stats == nil {
 		return
 	}
 	call.mu.Lock()
 	header, trailer, instance := call.header, call.trailer, call.instance
+	trailerIn := call.trailerIn
 	call.mu.Unlock()
+	if call.stats != nil {
+		call.tellHeader()
+		if trailerIn {
+			call.stats.inTrailer(trailer)
+		}
+		call.stats.end(err, trailer)
+	}
 	for _, p := range o.headers {
 		*p = header.Copy()
 	}
@@ -633,6 +708,21 @@ func (call *clientCall) finish(err error) {
 	}
 	for _, f := range o.onFinish {
 		f(err)
+	}
+}
+
+// tellHeader tells the stats handlers of the headers, once they are here.
+func (call *clientCall) tellHeader() {
+	if call.stats == nil {
+		return
+	}
+	call.mu.Lock()
+	tell := call.headerIn && !call.headerTold
+	call.headerTold = call.headerTold || tell
+	header := call.header
+	call.mu.Unlock()
+	if tell {
+		call.stats.inHeader(call.method, header, nil, nil)
 	}
 }
 

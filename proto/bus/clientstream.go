@@ -18,6 +18,14 @@ func isMaxPayload(err error) bool { return errors.Is(err, nats.ErrMaxPayload) }
 
 // Invoke makes a unary call. It waits on the calling goroutine and starts none.
 func (cc *clientConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if ic := cc.c.unary; ic != nil {
+		return ic(ctx, method, args, reply, nil, cc.invoke, opts...)
+	}
+	return cc.invoke(ctx, method, args, reply, nil, opts...)
+}
+
+// invoke is Invoke inside of the interceptors.
+func (cc *clientConn) invoke(ctx context.Context, method string, args, reply any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
 	call, err := cc.start(ctx, method, opts, nil)
 	if err != nil {
 		finishEarly(opts, err)
@@ -55,7 +63,14 @@ func (call *clientCall) unary(args, reply any) error {
 			got, have = m, true
 			continue
 		case end == io.EOF && have:
-			return unmarshal(got, reply)
+			if err := unmarshal(got, reply); err != nil {
+				return err
+			}
+			if call.stats != nil {
+				call.tellHeader()
+				call.stats.inPayload(reply, got.size)
+			}
+			return nil
 		case end == io.EOF:
 			return status.Error(codes.Internal, "the worker answered a unary call without a message")
 		case end != nil:
@@ -81,6 +96,14 @@ func finishEarly(opts []grpc.CallOption, err error) {
 // NewStream starts a streaming call. One without client streaming opens with
 // its first message, which so needs no message of its own.
 func (cc *clientConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if ic := cc.c.stream; ic != nil {
+		return ic(ctx, desc, nil, method, cc.newStream, opts...)
+	}
+	return cc.newStream(ctx, desc, nil, method, opts...)
+}
+
+// newStream is NewStream inside of the interceptors.
+func (cc *clientConn) newStream(ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s := &clientStream{desc: desc}
 	call, err := cc.start(ctx, method, opts, s)
 	if err != nil {
@@ -117,12 +140,19 @@ func (s *clientStream) finish(err error) {
 			err = nil
 		}
 		s.call.finish(err)
+		s.call.mu.Lock()
+		stop := s.call.stopCtx
+		s.call.mu.Unlock()
+		if stop != nil {
+			stop()
+		}
 	})
 }
 
 // Header waits for the headers.
 func (s *clientStream) Header() (metadata.MD, error) {
 	call := s.call
+	defer call.tellHeader() // after the lock was given back
 	call.mu.Lock()
 	defer call.mu.Unlock()
 	if !call.headerDone {
@@ -158,6 +188,7 @@ func (s *clientStream) CloseSend() error {
 	}
 	s.closed = true
 	call := s.call
+	call.checkContext()
 	if !s.opened {
 		// A stream without client streaming that sends nothing: the server
 		// will complain.
@@ -186,7 +217,7 @@ func (s *clientStream) CloseSend() error {
 	ctl := call.ctl
 	call.mu.Unlock()
 	if err := call.c.send(ctl, call.reply, &f); err != nil {
-		call.fail(publishError(err))
+		call.fail(lostError(err))
 	}
 	return nil
 }
@@ -198,6 +229,7 @@ func (s *clientStream) SendMsg(m any) error {
 	if s.closed {
 		return status.Error(codes.Internal, "SendMsg called after CloseSend")
 	}
+	call.checkContext()
 	if !s.opened {
 		s.opened = true
 		s.closed = true // the message said so
@@ -223,7 +255,11 @@ func (s *clientStream) SendMsg(m any) error {
 	if err != nil {
 		return err
 	}
-	return s.sendAll(body, false)
+	if err := s.sendAll(body, false); err != nil {
+		return err
+	}
+	call.stats.outPayload(m, size)
+	return nil
 }
 
 // sendAll sends a message, which may be empty.
@@ -276,6 +312,10 @@ func (s *clientStream) recv(dst any) error {
 		s.call.fail(err)
 		return err
 	}
+	if s.call.stats != nil {
+		s.call.tellHeader()
+		s.call.stats.inPayload(dst, m.size)
+	}
 	if s.desc.ServerStreams {
 		return nil
 	}
@@ -294,6 +334,7 @@ func (s *clientStream) recv(dst any) error {
 
 func (s *clientStream) next() (message, error) {
 	for {
+		s.call.checkContext()
 		m, ok, end := s.call.tryRecv()
 		if ok {
 			return m, nil

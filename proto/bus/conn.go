@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -39,11 +41,16 @@ type ConnConfig struct {
 // Conn is a connection to the bus, shared by the clients, servers and watchers
 // of a process. Its methods may be called concurrently.
 type Conn struct {
-	nc     *nats.Conn
-	tenant string
-	prefix string // "mr.<tenant>."
-	memory bool   // the server is in this process
-	logger *slog.Logger
+	nc      *nats.Conn
+	tenant  string
+	prefix  string // "mr.<tenant>."
+	memory  bool   // the server is in this process
+	pending int    // bytes that may wait here for one subscription
+	logger  *slog.Logger
+	// dead is closed when the connection has ended for good and not by Close.
+	// The event goroutine of the connection closes it.
+	dead   chan struct{}
+	closed atomic.Bool // Close was called
 
 	mu        sync.Mutex
 	listeners map[*connListener]struct{}
@@ -59,7 +66,10 @@ type connListener struct {
 
 // Connect opens a connection and returns when it is established. When ctx ends
 // first, it gives up and returns the reason. An established connection is
-// reopened for ever when it is lost.
+// reopened for ever when it is lost. Only when the server ends it with an error
+// that the client library takes for final (the credentials are refused, a
+// message is larger than a limit that was lowered meanwhile) it stays closed:
+// then the Run methods of whatever uses it return an error.
 func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 	logger := cfg.Logger
 	if logger == nil {
@@ -78,8 +88,10 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 	c := &Conn{
 		tenant:    tenant,
 		prefix:    "mr." + tenant + ".",
+		pending:   pendingBytes,
 		memory:    cfg.InProcess != nil || cfg.Dialer != nil,
 		logger:    logger,
+		dead:      make(chan struct{}),
 		listeners: make(map[*connListener]struct{}),
 	}
 	connected := make(chan struct{}, 1) // the handler may run again; never closed, excess is dropped
@@ -117,6 +129,12 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 			default:
 			}
 		}),
+		nats.ClosedHandler(func(nc *nats.Conn) {
+			if !c.closed.Load() {
+				logger.Error("bus connection closed for good", "error", nc.LastError())
+				close(c.dead)
+			}
+		}),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
 			if sub != nil {
@@ -134,11 +152,13 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 		}),
 	}
 	if cfg.InProcess != nil {
-		opts = append(opts, nats.InProcessServer(cfg.InProcess))
+		opts = append(opts, nats.InProcessServer(gatherInProcess{cfg.InProcess}))
 	}
-	if cfg.Dialer != nil {
-		opts = append(opts, nats.SetCustomDialer(cfg.Dialer))
+	dialer := cfg.Dialer
+	if dialer == nil {
+		dialer = &net.Dialer{Timeout: nats.DefaultTimeout}
 	}
+	opts = append(opts, nats.SetCustomDialer(gatherDialer{dialer}))
 	nc, err := nats.Connect(cfg.URL, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("bus: connect: %w", err)
@@ -152,7 +172,7 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 		return c, nil
 	case <-ctx.Done():
 		last := nc.LastError()
-		nc.Close()
+		c.Close()
 		return nil, fmt.Errorf("bus: not connected: %w", errors.Join(ctx.Err(), last))
 	}
 }
@@ -164,7 +184,19 @@ func (c *Conn) NATS() *nats.Conn { return c.nc }
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 
 // Close closes the connection for good. What was published before is sent.
-func (c *Conn) Close() { c.nc.Close() }
+func (c *Conn) Close() {
+	c.closed.Store(true)
+	c.nc.Close()
+}
+
+// deadError is what Run returns when the connection has ended for good.
+func (c *Conn) deadError() error {
+	err := c.nc.LastError()
+	if err == nil {
+		return errors.New("bus: the connection is closed for good")
+	}
+	return fmt.Errorf("bus: the server has closed the connection for good: %w", err)
+}
 
 // publish sends a message; reply may be "". It copies b.
 func (c *Conn) publish(subject, reply string, b []byte) error {

@@ -2,6 +2,9 @@
 // serve through it, because Client.Pool is a grpc.ClientConnInterface and
 // Server a grpc.ServiceRegistrar. It also tells who is there: instances send
 // heartbeats, and a Watcher keeps the list. It knows nothing of the services.
+// Interceptors and stats handlers of the gRPC ecosystem work on both sides; the
+// battery of bustest runs over this carrier and over gRPC itself. docs/wire.md
+// says what follows in full, for implementations in other languages.
 //
 // # Addresses
 //
@@ -16,6 +19,7 @@
 //	mr.T.hb.<instance>          heartbeats
 //	mr.T.hello                  asks everybody for a heartbeat
 //	mr.T.man.<hash>             a manifest by its hash, queue group "m"
+//	mr.T.<topic>.<hash>         news, see Server.Broadcast
 //
 // A client has one subscription for all its calls and an instance two, so a
 // call subscribes nothing. Only the OPEN goes to a queue group; every later
@@ -84,10 +88,16 @@
 // it, and the Watcher when it is silent or a new epoch began): Unavailable,
 // WORKER_LOST. The connection of the caller is lost: its calls end at once with
 // FRAME_LOST or NOT_ACCEPTED, and new ones fail with DISCONNECTED, since nothing
-// is buffered for later. The connection of the instance is lost: it ends its
+// is buffered for later; when it is back, the instances hear of the calls that
+// ended. The connection of the instance is lost: it ends its
 // calls, begins a new epoch when it is back, and tells the callers. The caller
 // is gone: NATS says so with the next message, and the handler is cancelled; a
 // call that sends nothing asks every 5 s.
+//
+// Messages are dropped because nobody read them in time, which the windows
+// should prevent: as if the connection had been lost, and the log says so. The
+// server closes a connection for good, as the client library takes it: everything
+// ends, and Run returns an error.
 //
 // Only after NO_RESPONDERS, DISCONNECTED and OVERLOADED it is certain that no
 // handler ran.

@@ -137,7 +137,7 @@ func TestALowPayloadLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(ns.Shutdown)
-	startServer(t, connect(t, ns), ServerConfig{}, funcService{unary: func(ctx context.Context, req *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
+	startServer(t, connect(t, ns), ServerConfig{}, funcService{Unary: func(ctx context.Context, req *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
 		if req.GetFillUsername() {
 			if err := grpc.SetTrailer(ctx, metadata.Pairs("large", string(make([]byte, 5000)))); err != nil {
 				return nil, err
@@ -308,7 +308,7 @@ func TestTheCallerLosesItsConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		<-service.started
+		<-service.Started
 		time.Sleep(time.Second)
 		dialer.cut(true)
 		began := time.Now()
@@ -324,7 +324,7 @@ func TestTheCallerLosesItsConnection(t *testing.T) {
 		if n := len(c.snapshot()); n != 0 {
 			t.Errorf("%d calls are left", n)
 		}
-		<-service.ended // nobody listens for the caller
+		<-service.Ended // nobody listens for the caller
 	})
 }
 
@@ -352,7 +352,7 @@ func TestTheCallerComesBack(t *testing.T) {
 	}
 	// It is there again, and does not know the call any more.
 	(&serverRun{s: s}).checkCallers(time.Now().Add(time.Hour))
-	if err := <-service.ended; err != context.Canceled {
+	if err := <-service.Ended; err != context.Canceled {
 		t.Errorf("the handler ended with %v", err)
 	}
 }
@@ -374,7 +374,7 @@ func TestTheWorkerLosesItsConnection(t *testing.T) {
 	}
 	must[*grpc_testing.StreamingOutputCallResponse](t)(stream.Recv())
 	dialer.cut(false)
-	<-service.ended
+	<-service.Ended
 	_, err = stream.Recv()
 	wantReason(t, err, codes.Unavailable, ReasonFrameLost)
 	// A watcher may have missed it for a while, if coming back took long.
@@ -445,4 +445,56 @@ func TestConnectWaitsForAServer(t *testing.T) {
 	if !conn.Connected() {
 		t.Error("not connected")
 	}
+}
+
+// Who reads DISCONNECTED may call again, so it must not be said of a call that
+// has started.
+func TestALostConnectionOfARunningCallIsNotDisconnected(t *testing.T) {
+	t.Parallel()
+	ns := startNATS(t)
+	handler := make(chan error, 1)
+	startServer(t, connect(t, ns), ServerConfig{}, sendService{send: handler})
+	conn := connect(t, ns)
+	c := startClient(t, conn, ClientConfig{})
+	stream, err := grpc_testing.NewTestServiceClient(c.Pool("test")).FullDuplexCall(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	must[*grpc_testing.StreamingOutputCallResponse](t)(stream.Recv())
+	conn.Close()
+	for err == nil {
+		err = stream.Send(&grpc_testing.StreamingOutputCallRequest{})
+	}
+	_, err = stream.Recv()
+	wantReason(t, err, codes.Unavailable, ReasonFrameLost)
+
+	worker := connect(t, ns)
+	startServer(t, worker, ServerConfig{Pool: "second"}, sendService{send: handler, before: worker.Close})
+	second := startClient(t, connect(t, ns), ClientConfig{})
+	if _, err := grpc_testing.NewTestServiceClient(second.Pool("second")).FullDuplexCall(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	wantReason(t, <-handler, codes.Unavailable, ReasonFrameLost)
+}
+
+// sendService sends until that fails, and tells with what.
+type sendService struct {
+	testService
+
+	before func() // called after the first message; may be nil
+	send   chan error
+}
+
+func (s sendService) FullDuplexCall(stream grpc.BidiStreamingServer[grpc_testing.StreamingOutputCallRequest, grpc_testing.StreamingOutputCallResponse]) error {
+	err := stream.Send(&grpc_testing.StreamingOutputCallResponse{})
+	if s.before == nil {
+		<-stream.Context().Done()
+		return err
+	}
+	s.before()
+	for err == nil {
+		err = stream.Send(&grpc_testing.StreamingOutputCallResponse{})
+	}
+	s.send <- err
+	return err
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/interop/grpc_testing"
 
+	"github.com/millrace/millrace/proto/bus/bustest"
 	"github.com/millrace/millrace/proto/localnats"
 )
 
@@ -116,6 +117,9 @@ func startClient(t testing.TB, conn *Conn, cfg ClientConfig) *Client {
 	return c
 }
 
+// shortGrace is the grace period of servers whose end is not what is tested.
+const shortGrace = 20 * time.Millisecond
+
 // startServer serves the test service. Drains are short unless cfg says else.
 func startServer(t testing.TB, conn *Conn, cfg ServerConfig, impl grpc_testing.TestServiceServer) (s *Server, stop func()) {
 	t.Helper()
@@ -123,7 +127,7 @@ func startServer(t testing.TB, conn *Conn, cfg ServerConfig, impl grpc_testing.T
 		cfg.Pool = "test"
 	}
 	if cfg.Grace == 0 {
-		cfg.Grace = 20 * time.Millisecond
+		cfg.Grace = shortGrace
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = newLog(t).logger()
@@ -145,9 +149,7 @@ func pair(t testing.TB, impl grpc_testing.TestServiceServer) (grpc_testing.TestS
 // within is a context for calls that must end long before.
 func within(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
+	return bustest.Within(t)
 }
 
 // eventually waits for a condition that something else brings about.

@@ -156,10 +156,10 @@ func TestCancelReachesTheHandlerBeforeItsAccept(t *testing.T) {
 			_, err := client.EmptyCall(ctx, &grpc_testing.Empty{})
 			done <- err
 		}()
-		<-service.started
+		<-service.Started
 		cancel() // at the same instant: the ACCEPT comes some milliseconds later
 		wantCode(t, <-done, codes.Canceled)
-		<-service.ended
+		<-service.Ended
 		synctest.Wait()
 		if n := len(s.snapshot()); n != 0 {
 			t.Errorf("%d calls are left", n)
@@ -482,14 +482,14 @@ func TestACallOfADeadCallerIsCancelled(t *testing.T) {
 			_, err := grpc_testing.NewTestServiceClient(c.Pool("test")).EmptyCall(within(t), &grpc_testing.Empty{})
 			done <- err
 		}()
-		<-service.started
+		<-service.Started
 		time.Sleep(10 * time.Second)
 		if n := len(s.snapshot()); n != 1 {
 			t.Fatalf("%d calls run", n)
 		}
 		conn.Close() // as if the process had been killed
 		began := time.Now()
-		<-service.ended
+		<-service.Ended
 		if took := time.Since(began); took > callerCheck {
 			t.Errorf("noticed after %v", took)
 		}

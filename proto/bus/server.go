@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -78,9 +79,13 @@ type ServerConfig struct {
 	// goroutine that reads from the bus and must not block. Nil: every call is
 	// admitted.
 	Admit func(ctx context.Context, method string, head []byte) (admitted context.Context, leave func(), ok bool)
-	// UnaryInterceptor and StreamInterceptor wrap every handler; may be nil.
-	UnaryInterceptor  grpc.UnaryServerInterceptor
-	StreamInterceptor grpc.StreamServerInterceptor
+	// UnaryInterceptors and StreamInterceptors wrap every handler, the first
+	// outermost.
+	UnaryInterceptors  []grpc.UnaryServerInterceptor
+	StreamInterceptors []grpc.StreamServerInterceptor
+	// StatsHandlers hear what happens to every call that has a handler, as
+	// those of gRPC do; of connections they hear nothing.
+	StatsHandlers []stats.Handler
 	// Logger receives panics of handlers and faults of peers; nil discards
 	// them.
 	Logger *slog.Logger
@@ -96,8 +101,10 @@ type Server struct {
 	prefix string // "mr.<tenant>.i.<instance>."
 	replyP string // "mr.<tenant>.e.": where callers are
 	bufs   buffers
-	ready  chan struct{} // closed by Run once the instance takes calls
-	poke   chan struct{} // capacity 1, never closed: a heartbeat is due; excess is dropped
+	unary  grpc.UnaryServerInterceptor  // nil without interceptors
+	stream grpc.StreamServerInterceptor // the same
+	ready  chan struct{}                // closed by Run once the instance takes calls
+	poke   chan struct{}                // capacity 1, never closed: a heartbeat is due; excess is dropped
 	// work hands calls to idle goroutines: unbuffered, so a call for which none
 	// waits gets a new one. Never closed; quit is, by Run.
 	work chan *serverCall
@@ -118,7 +125,7 @@ type Server struct {
 	calls     map[uint64]*serverCall
 	draining  bool
 	closed    bool // no call is taken any more, not even to be refused
-	services  map[string]bool
+	services  map[string]grpc.ServiceInfo
 	regErr    error
 	unsent    []*serverCall // ended without a connection, so at most Slots
 	manifest  []byte
@@ -165,12 +172,14 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 		id:       []byte(cfg.ID),
 		prefix:   conn.prefix + "i." + cfg.ID + ".",
 		replyP:   conn.prefix + "e.",
+		unary:    chainUnaryServer(cfg.UnaryInterceptors),
+		stream:   chainStreamServer(cfg.StreamInterceptors),
 		ready:    make(chan struct{}),
 		poke:     make(chan struct{}, 1),
 		work:     make(chan *serverCall),
 		quit:     make(chan struct{}),
 		calls:    make(map[uint64]*serverCall),
-		services: make(map[string]bool),
+		services: make(map[string]grpc.ServiceInfo),
 	}
 	s.methods.Store(&map[string]*method{})
 	s.accepts.init(acceptDelay, (*serverCall).flush)
@@ -193,7 +202,7 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.services[desc.ServiceName] {
+	if _, ok := s.services[desc.ServiceName]; ok {
 		s.regErr = errors.Join(s.regErr, fmt.Errorf("bus: service %s is registered twice", desc.ServiceName))
 		return
 	}
@@ -204,24 +213,40 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 			return
 		}
 	}
-	s.services[desc.ServiceName] = true
+	info := grpc.ServiceInfo{Metadata: desc.Metadata}
 	next := maps.Clone(*s.methods.Load())
 	for i := range desc.Methods {
 		name := "/" + desc.ServiceName + "/" + desc.Methods[i].MethodName
 		next[name] = &method{name: name, impl: impl, unary: desc.Methods[i].Handler}
+		info.Methods = append(info.Methods, grpc.MethodInfo{Name: desc.Methods[i].MethodName})
 	}
 	for i := range desc.Streams {
 		name := "/" + desc.ServiceName + "/" + desc.Streams[i].StreamName
 		next[name] = &method{name: name, impl: impl, stream: &desc.Streams[i]}
+		info.Methods = append(info.Methods, grpc.MethodInfo{
+			Name:           desc.Streams[i].StreamName,
+			IsClientStream: desc.Streams[i].ClientStreams,
+			IsServerStream: desc.Streams[i].ServerStreams,
+		})
 	}
+	s.services[desc.ServiceName] = info
 	s.methods.Store(&next)
+}
+
+// GetServiceInfo returns the registered services, by name. The reflection
+// service of gRPC asks for it.
+func (s *Server) GetServiceInfo() map[string]grpc.ServiceInfo {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.services)
 }
 
 // Run takes calls until ctx is done and then drains: new calls are refused for
 // a moment while heartbeats say so, running ones have the grace period, and
 // what is left ends with Unavailable and reason DRAINING. It returns when all
 // handlers have returned, or with an error when one ignores the end of its
-// context. It may be called once.
+// context. When the connection is closed for good, all calls end and Run returns
+// an error. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	if !validToken(s.cfg.Pool) {
 		return fmt.Errorf("bus: pool %q is not a subject token", s.cfg.Pool)
@@ -241,8 +266,8 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	close(s.ready)
-	r.loop(ctx)
-	return r.drain()
+	err = r.loop(ctx)
+	return errors.Join(err, r.drain())
 }
 
 // serverRun is the state of Run, owned by its goroutine.
@@ -277,7 +302,7 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 			return fmt.Errorf("bus: subscribe: %w", err)
 		}
 		r.subs = append(r.subs, sub)
-		if err := sub.SetPendingLimits(-1, pendingBytes); err != nil {
+		if err := sub.SetPendingLimits(-1, s.conn.pending); err != nil {
 			return fmt.Errorf("bus: %w", err)
 		}
 		return nil
@@ -311,8 +336,9 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	return flush(ctx, nc)
 }
 
-// loop announces the instance and looks after its calls until ctx is done.
-func (r *serverRun) loop(ctx context.Context) {
+// loop announces the instance and looks after its calls until ctx is done, or
+// returns an error when the connection is closed for good.
+func (r *serverRun) loop(ctx context.Context) error {
 	s := r.s
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
@@ -322,7 +348,10 @@ func (r *serverRun) loop(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
+		case <-s.conn.dead:
+			r.lose()
+			return s.conn.deadError()
 		case <-tick.C:
 			now := time.Now()
 			r.tick(ctx, now)
@@ -357,7 +386,7 @@ func (r *serverRun) loop(ctx context.Context) {
 // lose gives up all calls: frames of theirs are missing and nobody would tell.
 func (r *serverRun) lose() {
 	for _, call := range r.s.snapshot() {
-		call.abort(failure(codes.Unavailable, ReasonFrameLost, "the worker lost its connection to the bus"))
+		call.abort(errConnLost)
 	}
 }
 
@@ -656,7 +685,7 @@ func (s *Server) unknown(name string) *status.Status {
 		return status.Newf(codes.Unimplemented, "malformed method name: %q", name)
 	}
 	s.mu.Lock()
-	known := s.services[service]
+	_, known := s.services[service]
 	s.mu.Unlock()
 	if known {
 		return status.Newf(codes.Unimplemented, "unknown method %v for service %v", m, service)

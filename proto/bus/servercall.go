@@ -38,6 +38,7 @@ type serverCall struct {
 	left    func() // what Admit wants to be called at the end; may be nil
 	reqHead []meta
 	peer    peer.Peer
+	stats   *callStats
 
 	mu sync.Mutex
 	// recvWake and sendWake tell the handler that something has changed. They
@@ -55,6 +56,7 @@ type serverCall struct {
 	accepted   bool // the ACCEPT is out
 	ended      bool // the END is out
 	headerSent bool
+	headerTold bool // to the stats handlers
 	header     metadata.MD
 	trailer    metadata.MD
 	held       *buffer // the first message while it waits, else nil
@@ -92,7 +94,8 @@ func (c *serverCall) run() {
 		c.finish(nil, nil)
 		return
 	}
-	ctx := metadata.NewIncomingContext(c.ctx, toMD(c.reqHead))
+	md := toMD(c.reqHead)
+	ctx := metadata.NewIncomingContext(c.ctx, md)
 	c.reqHead = nil
 	c.peer.Addr = (*caller)(c)
 	ctx = peer.NewContext(ctx, &c.peer)
@@ -103,6 +106,12 @@ func (c *serverCall) run() {
 		c.s.accepts.add(c)
 	} else {
 		c.flush()
+	}
+	if handlers := c.s.cfg.StatsHandlers; len(handlers) > 0 {
+		ctx, c.stats = tag(ctx, handlers, c.method.name, false, false)
+		c.stats.inHeader(c.method.name, md, c.peer.Addr, Addr(c.s.id))
+		streams := c.method.stream != nil
+		c.stats.begin(false, streams && c.method.stream.ClientStreams, streams && c.method.stream.ServerStreams)
 	}
 	// Deferred, for a handler that ends its goroutine.
 	var resp any
@@ -150,11 +159,11 @@ func (c *serverCall) handle(ctx context.Context) (resp any, err error) {
 		resp, err = nil, errPanic
 	}()
 	if c.method.unary != nil {
-		resp, err = c.method.unary(c.method.impl, ctx, c.decode, c.s.cfg.UnaryInterceptor)
+		resp, err = c.method.unary(c.method.impl, ctx, c.decode, c.s.unary)
 	} else {
 		stream := &serverStream{c: c, ctx: ctx}
 		desc := c.method.stream
-		if ic := c.s.cfg.StreamInterceptor; ic != nil {
+		if ic := c.s.stream; ic != nil {
 			info := &grpc.StreamServerInfo{FullMethod: c.method.name, IsClientStream: desc.ClientStreams, IsServerStream: desc.ServerStreams}
 			err = ic(c.method.impl, stream, info, desc.Handler)
 		} else {
@@ -176,29 +185,70 @@ func (c *serverCall) decode(dst any) error {
 
 // finish sends what is left: the message of a unary call and the END.
 func (c *serverCall) finish(resp any, err error) {
+	st, pm := c.result(resp, err)
+	c.end(st, pm)
+	if c.stats != nil {
+		c.tellEnd(st, pm)
+	}
+}
+
+// result is what the END says, with the message of a unary call unless it was
+// too large to go with it.
+func (c *serverCall) result(resp any, err error) (*status.Status, proto.Message) {
 	c.mu.Lock()
 	broken := c.broken
 	c.mu.Unlock()
 	if broken != nil {
-		c.end(status.Convert(broken), nil)
-		return
+		return status.Convert(broken), nil
 	}
 	if err != nil || c.method.unary == nil {
-		c.end(handlerStatus(err), nil)
-		return
+		return handlerStatus(err), nil
 	}
 	pm, err := asProto(resp)
 	if err != nil {
-		c.end(status.Convert(err), nil)
-		return
+		return status.Convert(err), nil
 	}
 	if proto.Size(pm) > c.chunk() {
 		// More than one frame: like a stream of one message.
-		err := c.send(resp)
-		c.end(handlerStatus(err), nil)
+		return handlerStatus(c.send(resp)), nil
+	}
+	return nil, pm
+}
+
+// tellEnd tells the stats handlers how the call ended. When the caller has left
+// there is nobody to get trailers.
+func (c *serverCall) tellEnd(st *status.Status, pm proto.Message) {
+	c.sendMu.Lock()
+	header, trailer := c.header, c.trailer
+	c.sendMu.Unlock()
+	if pm != nil || len(header) > 0 {
+		c.tellHeader()
+	}
+	if pm != nil {
+		c.stats.outPayload(pm, proto.Size(pm))
+	}
+	c.mu.Lock()
+	left := c.broken == nil && errors.Is(c.ctx.Err(), context.Canceled)
+	c.mu.Unlock()
+	if !left {
+		c.stats.outTrailer(trailer)
+	}
+	c.stats.end(st.Err(), nil)
+}
+
+// tellHeader tells the stats handlers that the headers are final, once.
+func (c *serverCall) tellHeader() {
+	if c.stats == nil {
 		return
 	}
-	c.end(nil, pm)
+	c.sendMu.Lock()
+	tell := !c.headerTold
+	c.headerTold = true
+	header := c.header
+	c.sendMu.Unlock()
+	if tell {
+		c.stats.outHeader(c.method.name, header, nil)
+	}
 }
 
 func (c *serverCall) chunk() int { return chunkSize(c.s.conn.nc, c.s.cfg.Chunk) }
@@ -308,9 +358,13 @@ func (c *serverCall) end(st *status.Status, pm proto.Message) {
 	}
 	// Nothing went out. What does not fit or cannot be marshalled is replaced
 	// by a status that can; without a connection it has to wait for one.
-	st = status.Convert(err)
-	if isMaxPayload(err) {
+	switch _, ok := status.FromError(err); {
+	case isMaxPayload(err):
 		st = status.New(codes.ResourceExhausted, "status and metadata do not fit into one message of the bus")
+	case ok:
+		st = status.Convert(err)
+	default: // it may be back by now
+		st = status.Convert(errConnLost)
 	}
 	c.header, c.trailer = nil, nil
 	if c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(st)}, nil) != nil {
@@ -320,10 +374,9 @@ func (c *serverCall) end(st *status.Status, pm proto.Message) {
 
 // endLate sends the END that found no connection.
 func (c *serverCall) endLate() {
-	st := status.Convert(failure(codes.Unavailable, ReasonFrameLost, "the worker lost its connection to the bus"))
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
-	_ = c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(st)}, nil) // if it is lost again: a new epoch began
+	_ = c.writeLocked(&frame{kind: kindEnd, status: encodeStatus(status.Convert(errConnLost))}, nil) // if it is lost again: a new epoch began
 }
 
 // onFrame takes a frame of the caller.
@@ -419,7 +472,11 @@ func (c *serverCall) recv(dst any) error {
 		}
 		switch {
 		case ok:
-			return unmarshal(m, dst)
+			if err := unmarshal(m, dst); err != nil {
+				return err
+			}
+			c.stats.inPayload(dst, m.size)
+			return nil
 		case half && partial:
 			return status.Error(codes.Internal, "the caller ended within a message")
 		case half:
@@ -440,6 +497,17 @@ func (c *serverCall) send(m any) error {
 		return err
 	}
 	size := proto.Size(pm)
+	if err := c.sendSized(pm, size); err != nil {
+		return err
+	}
+	if c.stats != nil {
+		c.tellHeader()
+		c.stats.outPayload(m, size)
+	}
+	return nil
+}
+
+func (c *serverCall) sendSized(pm proto.Message, size int) error {
 	chunk := c.chunk()
 	if size <= chunk {
 		if err := c.acquire(size); err != nil {
@@ -497,14 +565,14 @@ func (c *serverCall) sendFrame(f *frame, pm proto.Message, flush bool) error {
 	}
 	if flush && c.held != nil {
 		if err := c.flushLocked(); err != nil {
-			return publishError(err)
+			return lostError(err)
 		}
 	}
 	if err := c.writeLocked(f, pm); err != nil {
 		if _, ok := status.FromError(err); ok {
 			return err
 		}
-		return publishError(err)
+		return lostError(err)
 	}
 	return nil
 }
@@ -540,7 +608,9 @@ func (c *serverCall) setHeader(md metadata.MD) error {
 	if c.headerSent || c.held != nil || c.ended {
 		return errHeaderSent
 	}
-	c.header = metadata.Join(c.header, md)
+	if len(md) > 0 {
+		c.header = metadata.Join(c.header, md)
+	}
 	return nil
 }
 
@@ -552,19 +622,33 @@ func (c *serverCall) sendHeader(md metadata.MD) error {
 	}
 	c.header = metadata.Join(c.header, md)
 	if err := c.writeLocked(&frame{kind: kindHeaders}, nil); err != nil {
-		return publishError(err)
+		return lostError(err)
 	}
 	return nil
+}
+
+// sendHeaderTold is sendHeader with news of it.
+func (c *serverCall) sendHeaderTold(md metadata.MD) error {
+	err := c.sendHeader(md)
+	if err == nil {
+		c.tellHeader()
+	}
+	return err
 }
 
 func (c *serverCall) setTrailer(md metadata.MD) {
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
-	c.trailer = metadata.Join(c.trailer, md)
+	if len(md) > 0 {
+		c.trailer = metadata.Join(c.trailer, md)
+	}
 }
 
 // errPanic is all that a caller learns about a panic.
 var errPanic = status.Error(codes.Internal, "internal error")
+
+// errConnLost ends the calls of a worker whose frames may be missing.
+var errConnLost = failure(codes.Unavailable, ReasonFrameLost, "the worker lost its connection to the bus")
 
 var errHeaderSent = errors.New("bus: the headers were sent already")
 
@@ -573,9 +657,11 @@ type transportStream serverCall
 
 var _ grpc.ServerTransportStream = (*transportStream)(nil)
 
-func (t *transportStream) Method() string                  { return t.method.name }
-func (t *transportStream) SetHeader(md metadata.MD) error  { return (*serverCall)(t).setHeader(md) }
-func (t *transportStream) SendHeader(md metadata.MD) error { return (*serverCall)(t).sendHeader(md) }
+func (t *transportStream) Method() string                 { return t.method.name }
+func (t *transportStream) SetHeader(md metadata.MD) error { return (*serverCall)(t).setHeader(md) }
+func (t *transportStream) SendHeader(md metadata.MD) error {
+	return (*serverCall)(t).sendHeaderTold(md)
+}
 func (t *transportStream) SetTrailer(md metadata.MD) error {
 	(*serverCall)(t).setTrailer(md)
 	return nil
@@ -590,7 +676,7 @@ type serverStream struct {
 var _ grpc.ServerStream = (*serverStream)(nil)
 
 func (s *serverStream) SetHeader(md metadata.MD) error  { return s.c.setHeader(md) }
-func (s *serverStream) SendHeader(md metadata.MD) error { return s.c.sendHeader(md) }
+func (s *serverStream) SendHeader(md metadata.MD) error { return s.c.sendHeaderTold(md) }
 func (s *serverStream) SetTrailer(md metadata.MD)       { s.c.setTrailer(md) }
 func (s *serverStream) Context() context.Context        { return s.ctx }
 func (s *serverStream) SendMsg(m any) error             { return s.c.send(m) }

@@ -130,7 +130,8 @@ type watcherRun struct {
 	probes chan probeResult
 }
 
-// Run watches until ctx is done. It may be called once.
+// Run watches until ctx is done or, with an error, the connection is closed for
+// good. It may be called once.
 func (w *Watcher) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &watcherRun{w: w, ctx: ctx, members: make(map[string]*watched), probes: make(chan probeResult)}
@@ -165,6 +166,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-w.conn.dead:
+			return w.conn.deadError()
 		case m := <-beats:
 			r.onBeat(m, time.Now())
 		case p := <-r.probes:

@@ -1724,8 +1724,10 @@ type Manifest struct {
 	// Shown to clients as part of the instructions of the server; may be empty.
 	Instructions string `protobuf:"bytes,6,opt,name=instructions,proto3" json:"instructions,omitempty"`
 	// Name of the worker for people; may be empty.
-	Title         string    `protobuf:"bytes,7,opt,name=title,proto3" json:"title,omitempty"`
-	Prompts       []*Prompt `protobuf:"bytes,8,rep,name=prompts,proto3" json:"prompts,omitempty"`
+	Title   string    `protobuf:"bytes,7,opt,name=title,proto3" json:"title,omitempty"`
+	Prompts []*Prompt `protobuf:"bytes,8,rep,name=prompts,proto3" json:"prompts,omitempty"`
+	// What the instance would offer if it could; shown to operators only.
+	Problems      []*Problem `protobuf:"bytes,9,rep,name=problems,proto3" json:"problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1816,6 +1818,68 @@ func (x *Manifest) GetPrompts() []*Prompt {
 	return nil
 }
 
+func (x *Manifest) GetProblems() []*Problem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+// Problem is an item that an author has added and that cannot be offered.
+type Problem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the tool.
+	Item string `protobuf:"bytes,1,opt,name=item,proto3" json:"item,omitempty"`
+	// Why, for people.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Problem) Reset() {
+	*x = Problem{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Problem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Problem) ProtoMessage() {}
+
+func (x *Problem) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Problem.ProtoReflect.Descriptor instead.
+func (*Problem) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Problem) GetItem() string {
+	if x != nil {
+		return x.Item
+	}
+	return ""
+}
+
+func (x *Problem) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Tool is one tool of a manifest.
 type Tool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1827,14 +1891,17 @@ type Tool struct {
 	ReadOnly   bool `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Idempotent bool `protobuf:"varint,4,opt,name=idempotent,proto3" json:"idempotent,omitempty"`
 	// How long one call may take, in microseconds; 0: the default of the edge.
-	TimeoutUs     uint64 `protobuf:"varint,5,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"`
+	TimeoutUs uint64 `protobuf:"varint,5,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"`
+	// The scopes that an authenticated caller needs, all of them. One who lacks
+	// any neither sees the tool nor can call it.
+	Scopes        []string `protobuf:"bytes,6,rep,name=scopes,proto3" json:"scopes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[20]
+	mi := &file_millrace_v1_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +1913,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[20]
+	mi := &file_millrace_v1_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +1926,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{20}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Tool) GetName() string {
@@ -1897,6 +1964,13 @@ func (x *Tool) GetTimeoutUs() uint64 {
 	return 0
 }
 
+func (x *Tool) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
 // Prompt is one prompt of a manifest.
 type Prompt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1904,14 +1978,16 @@ type Prompt struct {
 	// The prompt as prompts/list shows it, a JSON object.
 	Definition []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
 	// The arguments whose values the worker can complete.
-	Completed     []string `protobuf:"bytes,3,rep,name=completed,proto3" json:"completed,omitempty"`
+	Completed []string `protobuf:"bytes,3,rep,name=completed,proto3" json:"completed,omitempty"`
+	// As Tool.scopes.
+	Scopes        []string `protobuf:"bytes,4,rep,name=scopes,proto3" json:"scopes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Prompt) Reset() {
 	*x = Prompt{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[21]
+	mi := &file_millrace_v1_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +1999,7 @@ func (x *Prompt) String() string {
 func (*Prompt) ProtoMessage() {}
 
 func (x *Prompt) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[21]
+	mi := &file_millrace_v1_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2012,7 @@ func (x *Prompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
 func (*Prompt) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{21}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Prompt) GetName() string {
@@ -1960,19 +2036,28 @@ func (x *Prompt) GetCompleted() []string {
 	return nil
 }
 
+func (x *Prompt) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
 // Resource is one listed resource of a manifest.
 type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Uri   string                 `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
 	// The resource as resources/list shows it, a JSON object.
-	Definition    []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	Definition []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	// As Tool.scopes.
+	Scopes        []string `protobuf:"bytes,3,rep,name=scopes,proto3" json:"scopes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[22]
+	mi := &file_millrace_v1_worker_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2069,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[22]
+	mi := &file_millrace_v1_worker_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2082,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{22}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Resource) GetUri() string {
@@ -2014,6 +2099,13 @@ func (x *Resource) GetDefinition() []byte {
 	return nil
 }
 
+func (x *Resource) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
 // ResourceTemplate is one URI template (RFC 6570) of a manifest.
 type ResourceTemplate struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -2021,14 +2113,16 @@ type ResourceTemplate struct {
 	// The template as resources/templates/list shows it, a JSON object.
 	Definition []byte `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
 	// The variables whose values the worker can complete.
-	Completed     []string `protobuf:"bytes,3,rep,name=completed,proto3" json:"completed,omitempty"`
+	Completed []string `protobuf:"bytes,3,rep,name=completed,proto3" json:"completed,omitempty"`
+	// As Tool.scopes; they guard the resources that match.
+	Scopes        []string `protobuf:"bytes,4,rep,name=scopes,proto3" json:"scopes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResourceTemplate) Reset() {
 	*x = ResourceTemplate{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[23]
+	mi := &file_millrace_v1_worker_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2134,7 @@ func (x *ResourceTemplate) String() string {
 func (*ResourceTemplate) ProtoMessage() {}
 
 func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[23]
+	mi := &file_millrace_v1_worker_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2147,7 @@ func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceTemplate.ProtoReflect.Descriptor instead.
 func (*ResourceTemplate) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{23}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResourceTemplate) GetUriTemplate() string {
@@ -2073,6 +2167,13 @@ func (x *ResourceTemplate) GetDefinition() []byte {
 func (x *ResourceTemplate) GetCompleted() []string {
 	if x != nil {
 		return x.Completed
+	}
+	return nil
+}
+
+func (x *ResourceTemplate) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
 	}
 	return nil
 }
@@ -2218,7 +2319,7 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TaskHandle\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
-	"\x04task\x18\x02 \x01(\fR\x04task\"\xcd\x02\n" +
+	"\x04task\x18\x02 \x01(\fR\x04task\"\xff\x02\n" +
 	"\bManifest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12'\n" +
@@ -2227,7 +2328,11 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x12resource_templates\x18\x05 \x03(\v2\x1d.millrace.v1.ResourceTemplateR\x11resourceTemplates\x12\"\n" +
 	"\finstructions\x18\x06 \x01(\tR\finstructions\x12\x14\n" +
 	"\x05title\x18\a \x01(\tR\x05title\x12-\n" +
-	"\aprompts\x18\b \x03(\v2\x13.millrace.v1.PromptR\aprompts\"\x96\x01\n" +
+	"\aprompts\x18\b \x03(\v2\x13.millrace.v1.PromptR\aprompts\x120\n" +
+	"\bproblems\x18\t \x03(\v2\x14.millrace.v1.ProblemR\bproblems\"5\n" +
+	"\aProblem\x12\x12\n" +
+	"\x04item\x18\x01 \x01(\tR\x04item\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xae\x01\n" +
 	"\x04Tool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -2238,24 +2343,28 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"idempotent\x18\x04 \x01(\bR\n" +
 	"idempotent\x12\x1d\n" +
 	"\n" +
-	"timeout_us\x18\x05 \x01(\x04R\ttimeoutUs\"Z\n" +
+	"timeout_us\x18\x05 \x01(\x04R\ttimeoutUs\x12\x16\n" +
+	"\x06scopes\x18\x06 \x03(\tR\x06scopes\"r\n" +
 	"\x06Prompt\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
 	"definition\x18\x02 \x01(\fR\n" +
 	"definition\x12\x1c\n" +
-	"\tcompleted\x18\x03 \x03(\tR\tcompleted\"<\n" +
+	"\tcompleted\x18\x03 \x03(\tR\tcompleted\x12\x16\n" +
+	"\x06scopes\x18\x04 \x03(\tR\x06scopes\"T\n" +
 	"\bResource\x12\x10\n" +
 	"\x03uri\x18\x01 \x01(\tR\x03uri\x12\x1e\n" +
 	"\n" +
 	"definition\x18\x02 \x01(\fR\n" +
-	"definition\"s\n" +
+	"definition\x12\x16\n" +
+	"\x06scopes\x18\x03 \x03(\tR\x06scopes\"\x8b\x01\n" +
 	"\x10ResourceTemplate\x12!\n" +
 	"\furi_template\x18\x01 \x01(\tR\vuriTemplate\x12\x1e\n" +
 	"\n" +
 	"definition\x18\x02 \x01(\fR\n" +
 	"definition\x12\x1c\n" +
-	"\tcompleted\x18\x03 \x03(\tR\tcompleted2\xc8\x02\n" +
+	"\tcompleted\x18\x03 \x03(\tR\tcompleted\x12\x16\n" +
+	"\x06scopes\x18\x04 \x03(\tR\x06scopes2\xc8\x02\n" +
 	"\rWorkerService\x12I\n" +
 	"\bCallTool\x12\x1c.millrace.v1.CallToolRequest\x1a\x1d.millrace.v1.CallToolResponse0\x01\x12U\n" +
 	"\fReadResource\x12 .millrace.v1.ReadResourceRequest\x1a!.millrace.v1.ReadResourceResponse0\x01\x12L\n" +
@@ -2275,7 +2384,7 @@ func file_millrace_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_millrace_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_millrace_v1_worker_proto_goTypes = []any{
 	(Error_Kind)(0),              // 0: millrace.v1.Error.Kind
 	(*CallContext)(nil),          // 1: millrace.v1.CallContext
@@ -2298,19 +2407,20 @@ var file_millrace_v1_worker_proto_goTypes = []any{
 	(*NeedsInput)(nil),           // 18: millrace.v1.NeedsInput
 	(*TaskHandle)(nil),           // 19: millrace.v1.TaskHandle
 	(*Manifest)(nil),             // 20: millrace.v1.Manifest
-	(*Tool)(nil),                 // 21: millrace.v1.Tool
-	(*Prompt)(nil),               // 22: millrace.v1.Prompt
-	(*Resource)(nil),             // 23: millrace.v1.Resource
-	(*ResourceTemplate)(nil),     // 24: millrace.v1.ResourceTemplate
-	nil,                          // 25: millrace.v1.Resume.ResponsesEntry
-	nil,                          // 26: millrace.v1.Resume.ErrorsEntry
-	nil,                          // 27: millrace.v1.CompleteRequest.KnownEntry
-	nil,                          // 28: millrace.v1.NeedsInput.RequestsEntry
+	(*Problem)(nil),              // 21: millrace.v1.Problem
+	(*Tool)(nil),                 // 22: millrace.v1.Tool
+	(*Prompt)(nil),               // 23: millrace.v1.Prompt
+	(*Resource)(nil),             // 24: millrace.v1.Resource
+	(*ResourceTemplate)(nil),     // 25: millrace.v1.ResourceTemplate
+	nil,                          // 26: millrace.v1.Resume.ResponsesEntry
+	nil,                          // 27: millrace.v1.Resume.ErrorsEntry
+	nil,                          // 28: millrace.v1.CompleteRequest.KnownEntry
+	nil,                          // 29: millrace.v1.NeedsInput.RequestsEntry
 }
 var file_millrace_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: millrace.v1.CallContext.principal:type_name -> millrace.v1.Principal
-	25, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
-	26, // 2: millrace.v1.Resume.errors:type_name -> millrace.v1.Resume.ErrorsEntry
+	26, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
+	27, // 2: millrace.v1.Resume.errors:type_name -> millrace.v1.Resume.ErrorsEntry
 	1,  // 3: millrace.v1.CallToolRequest.context:type_name -> millrace.v1.CallContext
 	3,  // 4: millrace.v1.CallToolRequest.resume:type_name -> millrace.v1.Resume
 	12, // 5: millrace.v1.CallToolResponse.progress:type_name -> millrace.v1.Progress
@@ -2334,27 +2444,28 @@ var file_millrace_v1_worker_proto_depIdxs = []int32{
 	17, // 23: millrace.v1.GetPromptResponse.error:type_name -> millrace.v1.Error
 	18, // 24: millrace.v1.GetPromptResponse.needs_input:type_name -> millrace.v1.NeedsInput
 	1,  // 25: millrace.v1.CompleteRequest.context:type_name -> millrace.v1.CallContext
-	27, // 26: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
+	28, // 26: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
 	17, // 27: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
 	0,  // 28: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
-	28, // 29: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
-	21, // 30: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
-	23, // 31: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
-	24, // 32: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
-	22, // 33: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
-	4,  // 34: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
-	6,  // 35: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
-	8,  // 36: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
-	10, // 37: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
-	5,  // 38: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
-	7,  // 39: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
-	9,  // 40: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
-	11, // 41: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
-	38, // [38:42] is the sub-list for method output_type
-	34, // [34:38] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	29, // 29: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
+	22, // 30: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
+	24, // 31: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
+	25, // 32: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
+	23, // 33: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
+	21, // 34: millrace.v1.Manifest.problems:type_name -> millrace.v1.Problem
+	4,  // 35: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
+	6,  // 36: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
+	8,  // 37: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
+	10, // 38: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
+	5,  // 39: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
+	7,  // 40: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
+	9,  // 41: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
+	11, // 42: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
+	39, // [39:43] is the sub-list for method output_type
+	35, // [35:39] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_millrace_v1_worker_proto_init() }
@@ -2395,7 +2506,7 @@ func file_millrace_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_v1_worker_proto_rawDesc), len(file_millrace_v1_worker_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
