@@ -175,7 +175,7 @@ func TestStdioAsk(t *testing.T) {
 		in, inW := io.Pipe()
 		outR, out := io.Pipe()
 		done := make(chan error, 1) // one result
-		go func() { done <- s.edge.ServeStdio(context.Background(), in, out) }()
+		go func() { done <- s.serveStdio(context.Background(), in, out) }()
 		lines := newLineReader(outR)
 		say := func(text string) {
 			if _, err := io.WriteString(inW, text+"\n"); err != nil {

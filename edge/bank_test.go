@@ -92,6 +92,9 @@ func modernHeaders(text string) []string {
 	if m, err := jsonrpc.Decode([]byte(text), jsonrpc.Limits{}); err == nil {
 		method = m.Method
 		name, _ = jsonrpc.String(m.Params.Get("name"))
+		if uri, ok := jsonrpc.String(m.Params.Get("uri")); ok {
+			name = uri
+		}
 	}
 	return append(headers, mcp.HeaderMethod+": "+method, mcp.HeaderName+": "+name)
 }
@@ -104,7 +107,7 @@ func stdioDoor(t *testing.T, s *system) func(string) (int, string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := s.edge.ServeStdio(context.Background(), inR, outW); err != nil {
+		if err := s.serveStdio(context.Background(), inR, outW); err != nil {
 			t.Error(err)
 		}
 	}()

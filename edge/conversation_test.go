@@ -85,6 +85,7 @@ type conversation struct {
 	*system
 	session string
 	cursor  string
+	state   string
 
 	in  *io.PipeWriter
 	out bytes.Buffer
@@ -125,10 +126,8 @@ func (c *conversation) request(text string) string {
 		c.session = id
 		resp.Header.Set(mcp.HeaderSessionID, "${session}")
 	}
-	if m := regexp.MustCompile(`"nextCursor":"([^"]*)"`).FindStringSubmatch(got); m != nil {
-		c.cursor = m[1]
-		got = strings.Replace(got, m[1], "${cursor}", 1)
-	}
+	got = masked(got, "nextCursor", "${cursor}", &c.cursor)
+	got = masked(got, "requestState", "${state}", &c.state)
 	var out strings.Builder
 	fmt.Fprintln(&out, resp.StatusCode)
 	for _, key := range shown {
@@ -140,8 +139,19 @@ func (c *conversation) request(text string) string {
 	return out.String()
 }
 
+// masked keeps the value of a member that is never the same, for later
+// requests, and shows a name instead.
+func masked(text, member, name string, value *string) string {
+	m := regexp.MustCompile(`"` + member + `":"([^"]*)"`).FindStringSubmatch(text)
+	if m == nil {
+		return text
+	}
+	*value = m[1]
+	return strings.Replace(text, m[1], name, 1)
+}
+
 func (c *conversation) fill(text string) string {
-	return strings.NewReplacer("${session}", c.session, "${cursor}", c.cursor).Replace(text)
+	return strings.NewReplacer("${session}", c.session, "${cursor}", c.cursor, "${state}", c.state).Replace(text)
 }
 
 // stdin writes lines and returns what came back until all is quiet, sorted,
@@ -153,7 +163,7 @@ func (c *conversation) stdin(text string) string {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if err := c.edge.ServeStdio(context.Background(), r, &c.out); err != nil {
+			if err := c.serveStdio(context.Background(), r, &c.out); err != nil {
 				c.t.Error(err)
 			}
 		}()

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/millrace/millrace/edge/auth"
 	"github.com/millrace/millrace/edge/backend"
 	"github.com/millrace/millrace/edge/catalog"
 	"github.com/millrace/millrace/edge/exchange"
@@ -47,6 +48,12 @@ type Config struct {
 	// of the loopback interface, as "https://app.example"; "*" allows every
 	// origin.
 	Origins []string
+	// Authenticator finds out who sends each HTTP request; nil: nobody does, and
+	// every caller sees everything. Callers on stdio are not asked: who starts
+	// a process owns it.
+	Authenticator auth.Authenticator
+	// RequiredScopes are those that every caller must have, whatever for.
+	RequiredScopes []string
 	// Limits bounds one message; the zero value means 16 MiB and 512 levels.
 	Limits jsonrpc.Limits
 	// CallTimeout and CallCeiling bound a call, see backend.Config.
@@ -85,6 +92,7 @@ type Edge struct {
 	catalog *catalog.Catalog
 	eras    []exchange.Era
 	guard   guard
+	auth    auth.Authenticator // nil: nobody is asked
 
 	bodies bufferPool
 	// draining is done when the edge is to become unready; drain does that.
@@ -117,12 +125,17 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	if err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
+	authenticator, err := cfg.authenticator()
+	if err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
 	e := &Edge{
 		cfg:    cfg,
 		log:    cfg.Logger,
 		conn:   conn,
 		client: bus.NewClient(conn, bus.ClientConfig{Logger: cfg.Logger}),
 		guard:  guard,
+		auth:   authenticator,
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,

@@ -27,9 +27,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // system is a whole Millrace: NATS, a worker and an edge, in this process and
 // without a socket, so that it also runs in a bubble of fake time.
 type system struct {
-	t      *testing.T
+	t      testing.TB
 	edge   *Edge
 	client *http.Client
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	// wire checks what leaves the edge through client and serveStdio.
+	wire *wire
 	// worker is the fixture that was started last.
 	worker *worker.Worker
 	conn   func(name string) *bus.Conn
@@ -58,9 +61,12 @@ func (c *counter) value() int {
 }
 
 // start starts a system that stops with the test.
-func start(t *testing.T, cfg Config) *system {
+func start(t testing.TB, cfg Config) *system {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
+	if _, ok := t.(*testing.F); ok {
+		log = slog.New(slog.DiscardHandler) // what fuzzing provokes is worth an error each time
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = log
 	}
@@ -71,7 +77,7 @@ func start(t *testing.T, cfg Config) *system {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Shutdown)
-	s := &system{t: t, ran: &counter{}}
+	s := &system{t: t, ran: &counter{}, wire: newWire(t)}
 	s.conn = func(name string) *bus.Conn {
 		conn, err := bus.Connect(ctx, bus.ConnConfig{InProcess: server, Name: name, Logger: log})
 		if err != nil {
@@ -106,7 +112,7 @@ func (s *system) startWorker() (conn *bus.Conn, stop func()) {
 }
 
 // run runs an actor until stop or the end of the test.
-func run(t *testing.T, name string, actor func(context.Context) error) (stop func()) {
+func run(t testing.TB, name string, actor func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1) // one result
@@ -124,7 +130,10 @@ func run(t *testing.T, name string, actor func(context.Context) error) (stop fun
 // serveHTTP serves the edge over pipes.
 func (s *system) serveHTTP() {
 	ln := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-	server := &http.Server{Handler: s.edge.Handler(), ReadHeaderTimeout: time.Minute}
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Handler: s.edge.Handler(), ReadHeaderTimeout: time.Minute, Protocols: protocols}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -132,13 +141,27 @@ func (s *system) serveHTTP() {
 			s.t.Error(err)
 		}
 	}()
-	transport := &http.Transport{DialContext: ln.dial, DisableKeepAlives: true}
-	s.client = &http.Client{Transport: transport}
+	s.dial = ln.dial
 	s.t.Cleanup(func() {
-		transport.CloseIdleConnections()
 		server.Close()
 		<-done
 	})
+	s.client = s.httpClient(&http.Transport{DisableKeepAlives: true})
+}
+
+// httpClient returns a client of its own connections.
+func (s *system) httpClient(transport *http.Transport) *http.Client {
+	transport.DialContext = s.dial
+	s.t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: s.wire.transport(transport)}
+}
+
+// http2Client returns a client that speaks HTTP/2 without TLS, on one
+// connection.
+func (s *system) http2Client() *http.Client {
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	return s.httpClient(&http.Transport{Protocols: protocols})
 }
 
 // pipeListener is a listener without a network.
@@ -201,7 +224,7 @@ func (s *system) do(ctx context.Context, method, body string, headers ...string)
 }
 
 // body reads a response to its end.
-func body(t *testing.T, resp *http.Response) string {
+func body(t testing.TB, resp *http.Response) string {
 	t.Helper()
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)

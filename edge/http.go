@@ -53,13 +53,17 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
+	principal, ok := e.caller(w, r)
+	if !ok {
+		return
+	}
 	switch r.Method {
 	case http.MethodPost:
 	case http.MethodGet:
-		e.serveStream(w, r)
+		e.serveStream(w, r, principal)
 		return
 	case http.MethodDelete:
-		e.serveDelete(w, r)
+		e.serveDelete(w, r, principal)
 		return
 	default:
 		e.rejectMethod(w, r)
@@ -84,7 +88,7 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer e.bodies.put(body)
-	req := &exchange.Request{Header: r.Header}
+	req := &exchange.Request{Header: r.Header, Principal: principal}
 	if jsonrpc.IsBatch(body.Bytes()) {
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
 		defer out.close()
@@ -107,7 +111,7 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 
 // serveStream serves a GET: the stream of a session for messages that belong to
 // no request.
-func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request) {
+func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request, principal *exchange.Principal) {
 	if rev, ok := mcp.Lookup(r.Header.Get(mcp.HeaderProtocolVersion)); ok && rev.Modern {
 		e.rejectMethod(w, r)
 		return
@@ -121,7 +125,7 @@ func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request) {
 		accept.json = false
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
 		defer out.close()
-		answer := listener.Listen(r.Context(), &exchange.Request{Header: r.Header}, out)
+		answer := listener.Listen(r.Context(), &exchange.Request{Header: r.Header, Principal: principal}, out)
 		if answer.Status == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", allowed)
 		}
@@ -132,7 +136,7 @@ func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveDelete serves a DELETE: the end of a session.
-func (e *Edge) serveDelete(w http.ResponseWriter, r *http.Request) {
+func (e *Edge) serveDelete(w http.ResponseWriter, r *http.Request, principal *exchange.Principal) {
 	if rev, ok := mcp.Lookup(r.Header.Get(mcp.HeaderProtocolVersion)); ok && rev.Modern {
 		e.rejectMethod(w, r)
 		return
@@ -141,7 +145,7 @@ func (e *Edge) serveDelete(w http.ResponseWriter, r *http.Request) {
 		if ender, ok := era.(exchange.Ender); ok {
 			out := newHTTPStream(e, w, accepted{json: true}, &jsonrpc.Message{})
 			defer out.close()
-			out.finish(ender.End(&exchange.Request{Header: r.Header}))
+			out.finish(ender.End(&exchange.Request{Header: r.Header, Principal: principal}))
 			return
 		}
 	}
@@ -159,16 +163,23 @@ func (e *Edge) rejectMethod(w http.ResponseWriter, r *http.Request) {
 // readBody reads the body within the limit, or answers and reports false.
 func (e *Edge) readBody(w http.ResponseWriter, r *http.Request) (*bytes.Buffer, bool) {
 	limit := int64(e.cfg.Limits.MaxBytes)
+	control := http.NewResponseController(w)
 	tooLarge := func() (*bytes.Buffer, bool) {
-		// The rest of the body is not waited for.
+		// The answer does not wait for the rest of the body. But many clients
+		// read it only when they have sent everything, and lose it when the
+		// connection is reset before: what they send is thrown away for a while.
 		w.Header().Set("Connection", "close")
+		_ = control.EnableFullDuplex()
 		e.reject(w, r, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than the limit of %d bytes for one message", limit))
+		if r.ProtoMajor == 1 && control.Flush() == nil {
+			_ = control.SetReadDeadline(time.Now().Add(lingerTimeout))
+			_, _ = io.Copy(io.Discard, r.Body) // however it ends, the connection is closed
+		}
 		return nil, false
 	}
 	if r.ContentLength > limit {
 		return tooLarge()
 	}
-	control := http.NewResponseController(w)
 	// Servers without deadlines (tests over recorders) are not an error here:
 	// the deadline only protects against clients that stop sending.
 	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
@@ -189,8 +200,13 @@ func (e *Edge) readBody(w http.ResponseWriter, r *http.Request) (*bytes.Buffer, 
 	}
 }
 
-// bodyTimeout is how long a client may take to send one body.
-const bodyTimeout = time.Minute
+const (
+	// bodyTimeout is how long a client may take to send one body.
+	bodyTimeout = time.Minute
+	// lingerTimeout is how long a client may go on to send a body that has been
+	// refused.
+	lingerTimeout = 5 * time.Second
+)
 
 // reject answers a request that never became a message.
 func (e *Edge) reject(w http.ResponseWriter, r *http.Request, status int, message string) {

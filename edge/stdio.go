@@ -80,8 +80,10 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 	if len(bytes.TrimSpace(l.data)) == 0 {
 		return
 	}
+	settled := s.peer.Handshake()
 	if jsonrpc.IsBatch(l.data) {
-		running.Go(func() { s.answer(s.edge.serveBatch(ctx, exchange.Request{Peer: s.peer}, l.data, s)) })
+		head := exchange.Request{Peer: s.peer, Handshake: settled}
+		running.Go(func() { s.answer(s.edge.serveBatch(ctx, head, l.data, s)) })
 		return
 	}
 	// A line that was cut off is over the limit and gives the error for that.
@@ -90,14 +92,16 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 		if isNotification(&msg, err) {
 			return
 		}
-		rev := mcp.Assumed()
-		if h := s.peer.Handshake(); h != nil {
-			rev = h.Revision
+		rev := mcp.Modern() // which has no handshake
+		if settled != nil {
+			rev = settled.Revision
 		}
+		// Who runs a client by hand sees here why it gets nothing else.
+		s.edge.log.Warn("a line of stdin is no message", "error", err)
 		s.answer(exchange.Refused(rev, 0, err.ID, err))
 		return
 	}
-	req := &exchange.Request{Message: msg, Peer: s.peer}
+	req := &exchange.Request{Message: msg, Peer: s.peer, Handshake: settled}
 	serve := func() {
 		s.answer(s.edge.serve(ctx, req, s))
 	}

@@ -22,7 +22,7 @@ type stdioRun struct {
 func serveText(ctx context.Context, s *system, input string) *stdioRun {
 	r := &stdioRun{}
 	begun := time.Now()
-	r.err = s.edge.ServeStdio(ctx, strings.NewReader(input), &r.out)
+	r.err = s.serveStdio(ctx, strings.NewReader(input), &r.out)
 	r.took = time.Since(begun)
 	return r
 }
@@ -69,7 +69,7 @@ func TestStdioEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		in, inW := io.Pipe()
 		done := make(chan error)
-		go func() { done <- s.edge.ServeStdio(ctx, in, io.Discard) }()
+		go func() { done <- s.serveStdio(ctx, in, io.Discard) }()
 		if _, err := io.WriteString(inW, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hang"}}`+"\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +99,7 @@ func TestStdioEndsWhenNobodyReads(t *testing.T) {
 		s := start(t, Config{})
 		in, inW := io.Pipe()
 		done := make(chan error)
-		go func() { done <- s.edge.ServeStdio(context.Background(), in, brokenPipe{}) }()
+		go func() { done <- s.serveStdio(context.Background(), in, brokenPipe{}) }()
 		text := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hang"}}` + "\n" + stdioInit
 		if _, err := io.WriteString(inW, text); err != nil {
 			t.Fatal(err)

@@ -113,6 +113,38 @@ func compacted(raw json.RawMessage) (json.RawMessage, error) {
 	return buf.Bytes(), nil
 }
 
+// eachMember replaces the values of an object's members; their order stays.
+func eachMember(raw json.RawMessage, replace func(name string, value json.RawMessage) (json.RawMessage, error)) (json.RawMessage, error) {
+	dec := jsontext.NewDecoder(bytes.NewBuffer(raw))
+	if _, err := dec.ReadToken(); err != nil {
+		return nil, err
+	}
+	out := []byte{'{'}
+	for dec.PeekKind() != '}' {
+		token, err := dec.ReadToken()
+		if err != nil {
+			return nil, err
+		}
+		name := token.String() // before the next read makes the token void
+		value, err := dec.ReadValue()
+		if err != nil {
+			return nil, err
+		}
+		replaced, err := replace(name, json.RawMessage(bytes.Clone(value)))
+		if err != nil {
+			return nil, err
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		if out, err = jsontext.AppendQuote(out, name); err != nil {
+			return nil, err
+		}
+		out = append(append(out, ':'), replaced...)
+	}
+	return append(out, '}'), nil
+}
+
 // object writes a JSON object member by member, in the order of the calls. It
 // exists because the order of a definition is part of its hash, and because
 // absent and empty differ here by member.

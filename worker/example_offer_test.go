@@ -51,6 +51,22 @@ func ExampleWorker_AddPrompt() {
 	// KIND_UNKNOWN_PROMPT
 }
 
+// A tool whose schema came from elsewhere and cannot be used is left out; what
+// is wrong with it can be looked up.
+func ExampleWorker_Problems() {
+	w := worker.New(worker.Config{Pool: "relay"})
+	w.AddRawTool(worker.Tool{Name: "relayed", InputSchema: json.RawMessage(`{"type":"object","$schema":"http://json-schema.org/draft-04/schema#"}`)},
+		func(context.Context, *worker.Call, json.RawMessage) (*worker.Result, error) {
+			return &worker.Result{}, nil
+		})
+	show := func(p worker.Problem) { fmt.Println(p.Tool, "is not offered:", p.Reason) }
+	for _, p := range w.Problems() {
+		show(p)
+	}
+	// Output:
+	// relayed is not offered: input schema: its dialect "http://json-schema.org/draft-04/schema#" is not supported: use draft 2020-12 or draft-07
+}
+
 // Suggestions that depend on what was chosen before.
 func ExampleCompleteFunc() {
 	cities := map[string][]string{"pl": {"Gdynia", "Gdańsk"}, "se": {"Göteborg"}}

@@ -45,6 +45,7 @@ type explainer struct {
 	root    *jsonschema.Schema
 	draft7  bool
 	found   []string
+	steps   int
 }
 
 func (e *explainer) add(format string, args ...any) {
@@ -54,8 +55,11 @@ func (e *explainer) add(format string, args ...any) {
 // look adds what is wrong with value at path. It follows only keywords that
 // every value has to satisfy; alternatives are the library's matter.
 func (e *explainer) look(s *jsonschema.Schema, value any, path string, depth int) {
-	const deepest = 64 // references can be cyclic, hostile values deep
-	if s == nil || depth > deepest || len(e.found) > maxFindings {
+	const (
+		deepest = 64 // references can be cyclic, hostile values deep
+		longest = 100_000
+	)
+	if e.steps++; s == nil || depth > deepest || e.steps > longest || len(e.found) > maxFindings {
 		return
 	}
 	if s.Ref != "" {

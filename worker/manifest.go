@@ -33,6 +33,9 @@ func (w *Worker) manifest() ([]byte, error) {
 	for _, name := range slices.Sorted(maps.Keys(w.prompts)) {
 		m.Prompts = append(m.Prompts, w.prompts[name].entry)
 	}
+	for _, name := range slices.Sorted(maps.Keys(w.problems)) {
+		m.Problems = append(m.Problems, &millracev1.Problem{Item: name, Reason: w.problems[name]})
+	}
 	w.mu.RUnlock()
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {

@@ -23,6 +23,9 @@ type Prompt struct {
 	Icons []Icon
 	// Meta is the _meta of the definition, a JSON object.
 	Meta json.RawMessage
+	// Scopes that an authenticated caller must have been granted; see
+	// [Tool].Scopes.
+	Scopes []string
 }
 
 // PromptArgument describes an argument. Its value is a text.
@@ -96,7 +99,8 @@ func (w *Worker) RemovePrompt(name string) { remove(w, w.prompts, name) }
 
 func (p Prompt) build(get PromptFunc) (*prompt, error) {
 	built := &prompt{name: p.Name, complete: map[string]CompleteFunc{}, get: get}
-	var mistakes []error
+	scopes, err := scopesOf(p.Scopes)
+	mistakes := []error{err}
 	if p.Name == "" {
 		mistakes = append(mistakes, errors.New("the name is empty"))
 	}
@@ -138,7 +142,7 @@ func (p Prompt) build(get PromptFunc) (*prompt, error) {
 	if err := errors.Join(append(mistakes, err)...); err != nil {
 		return nil, err
 	}
-	built.entry = &millracev1.Prompt{Name: p.Name, Definition: definition, Completed: completed}
+	built.entry = &millracev1.Prompt{Name: p.Name, Definition: definition, Completed: completed, Scopes: scopes}
 	return built, nil
 }
 

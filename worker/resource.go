@@ -37,6 +37,10 @@ type Resource struct {
 	Icons []Icon
 	// Meta is the _meta of the definition, a JSON object.
 	Meta json.RawMessage
+	// Scopes that an authenticated caller must have been granted; see
+	// [Tool].Scopes. A URI that is hidden so is not read through a template
+	// that matches it too.
+	Scopes []string
 }
 
 // ResourceTemplate describes resources that share a form of URI. URITemplate
@@ -59,6 +63,10 @@ type ResourceTemplate struct {
 	Icons []Icon
 	// Meta is the _meta of the definition, a JSON object.
 	Meta json.RawMessage
+	// Scopes that an authenticated caller must have been granted; see
+	// [Tool].Scopes. They guard every URI for which the edge chooses this
+	// template, even one that a less specific template would match as well.
+	Scopes []string
 	// Complete suggests values of variables of the template, by their names.
 	Complete map[string]CompleteFunc
 }
@@ -222,7 +230,8 @@ func (r Resource) write(o *object) {
 }
 
 func (r Resource) build(read ReadFunc) (*resource, error) {
-	err := r.check()
+	scopes, err := scopesOf(r.Scopes)
+	err = errors.Join(r.check(), err)
 	if read == nil {
 		err = errors.Join(err, errors.New("the handler is nil"))
 	}
@@ -236,7 +245,7 @@ func (r Resource) build(read ReadFunc) (*resource, error) {
 		return nil, err
 	}
 	return &resource{
-		entry:    &millracev1.Resource{Uri: r.URI, Definition: definition},
+		entry:    &millracev1.Resource{Uri: r.URI, Definition: definition, Scopes: scopes},
 		mimeType: r.MIMEType,
 		read:     read,
 	}, nil
@@ -244,6 +253,10 @@ func (r Resource) build(read ReadFunc) (*resource, error) {
 
 func (t ResourceTemplate) build(read ReadFunc) (*template, error) {
 	var mistakes []error
+	scopes, err := scopesOf(t.Scopes)
+	if err != nil {
+		mistakes = append(mistakes, err)
+	}
 	match, err := uritemplate.New(t.URITemplate)
 	if err != nil {
 		mistakes = append(mistakes, errors.New("it is no URI template of RFC 6570"))
@@ -289,7 +302,7 @@ func (t ResourceTemplate) build(read ReadFunc) (*template, error) {
 		return nil, err
 	}
 	return &template{
-		entry:    &millracev1.ResourceTemplate{UriTemplate: t.URITemplate, Definition: definition, Completed: completed},
+		entry:    &millracev1.ResourceTemplate{UriTemplate: t.URITemplate, Definition: definition, Completed: completed, Scopes: scopes},
 		mimeType: t.MIMEType,
 		match:    match,
 		read:     read,

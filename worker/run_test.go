@@ -181,8 +181,6 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 	worker.AddTool(w, worker.Tool{Name: "fine"}, fn)
 	worker.AddTool(w, worker.Tool{Name: "has space"}, fn)
 	worker.AddTool(w, worker.Tool{}, fn)
-	worker.AddTool(w, worker.Tool{Name: "schema", InputSchema: json.RawMessage(`{"type":"array"}`)}, fn)
-	worker.AddTool(w, worker.Tool{Name: "out", OutputSchema: json.RawMessage(`{`)}, fn)
 	worker.AddTool(w, worker.Tool{Name: "meta", Meta: json.RawMessage(`[]`)}, fn)
 	worker.AddTool(w, worker.Tool{Name: "icon", Icons: []worker.Icon{{}}}, fn)
 	worker.AddTool(w, worker.Tool{Name: "timeout", Timeout: -1}, fn)
@@ -218,8 +216,6 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 		`worker: tool "fine": a tool of this name was added before`,
 		`worker: tool "has space": the name must be`,
 		`worker: tool "": the name must be`,
-		`worker: tool "schema": input schema: it must say "type":"object"`,
-		`worker: tool "out": output schema: the schema is not valid JSON`,
 		`worker: tool "meta": _meta must be a JSON object`,
 		`worker: tool "icon": an icon has no Src`,
 		`worker: tool "timeout": a negative Timeout`,
@@ -408,6 +404,74 @@ func TestManifest(t *testing.T) {
 	}
 	if got.String() != string(want) {
 		t.Errorf("the manifest is not that of %s:\n%s", golden, got.String())
+	}
+}
+
+// A schema that cannot be used takes its tool down, and nothing else.
+func TestQuarantine(t *testing.T) {
+	t.Parallel()
+	var log journal
+	server := startBus(t)
+	w := newWorker(log.logger())
+	text := func(context.Context, *worker.Call, json.RawMessage) (*worker.Result, error) {
+		return &worker.Result{Content: []worker.Content{worker.Text("ran")}}, nil
+	}
+	fine, bad := json.RawMessage(`{"type":"object"}`), json.RawMessage(`{"type":"object","$ref":"https://example.com/s"}`)
+	w.AddRawTool(worker.Tool{Name: "fine", InputSchema: fine}, text)
+	w.AddRawTool(worker.Tool{Name: "in", InputSchema: bad}, text)
+	w.AddRawTool(worker.Tool{Name: "both", InputSchema: json.RawMessage(`{`), OutputSchema: json.RawMessage(`{"type":"none"}`)}, text)
+	w.AddRawTool(worker.Tool{Name: "dialect", InputSchema: json.RawMessage(`{"type":"object","$schema":"urn:x"}`)}, text)
+	serve(t, server, w)
+	client := dial(t, server)
+	watcher := watch(t, server)
+	hash := manifests(t, watcher, func(h []bus.Hash) bool { return len(h) == 1 })[0]
+	m := fetch(t, watcher, hash)
+	if len(m.GetTools()) != 1 || m.GetTools()[0].GetName() != "fine" {
+		t.Errorf("offered: %v", m.GetTools())
+	}
+	want := map[string]string{
+		"both":    `input schema: the schema is not valid JSON; output schema: it has a type "none", which there is not`,
+		"dialect": `input schema: its dialect "urn:x" is not supported: use draft 2020-12 or draft-07`,
+		"in":      `input schema: its $ref "https://example.com/s" leads out of the schema: other documents are never fetched, so copy it into $defs`,
+	}
+	var names []string
+	for _, p := range m.GetProblems() {
+		names = append(names, p.GetItem())
+		if p.GetReason() != want[p.GetItem()] {
+			t.Errorf("%s: %s\nwant %s", p.GetItem(), p.GetReason(), want[p.GetItem()])
+		}
+		if !strings.Contains(log.String(), `"tool":"`+p.GetItem()+`"`) {
+			t.Errorf("the log does not name %s", p.GetItem())
+		}
+	}
+	if fmt.Sprint(names) != "[both dialect in]" {
+		t.Errorf("problems of %s", names)
+	}
+	kind := func(name string) millracev1.Error_Kind {
+		events, err := callTool(t.Context(), client, &millracev1.CallToolRequest{Name: name})
+		if err != nil || len(events) != 1 {
+			t.Fatalf("%s: %v, %v", name, events, err)
+		}
+		return events[0].GetError().GetKind()
+	}
+	if got := kind("fine"); got != millracev1.Error_KIND_UNSPECIFIED {
+		t.Errorf("fine: %s", got)
+	}
+	if got := kind("in"); got != millracev1.Error_KIND_UNKNOWN_TOOL {
+		t.Errorf("in: %s", got)
+	}
+	// A tool is replaced by a better one as any other.
+	w.AddRawTool(worker.Tool{Name: "in", InputSchema: fine}, text)
+	if !strings.Contains(log.String(), "was added before") {
+		t.Error("a second tool of the name is no mistake")
+	}
+	w.RemoveTool("in")
+	w.AddRawTool(worker.Tool{Name: "in", InputSchema: fine}, text)
+	if got := kind("in"); got != millracev1.Error_KIND_UNSPECIFIED {
+		t.Errorf("the better one: %s", got)
+	}
+	if got := w.Problems(); len(got) != 2 || got[0].Tool != "both" || got[1].Reason != want["dialect"] {
+		t.Errorf("Problems = %v", got)
 	}
 }
 

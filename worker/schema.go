@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
 )
@@ -15,6 +16,7 @@ type schema struct {
 	raw      json.RawMessage // as the manifest shows it
 	root     *jsonschema.Schema
 	resolved *jsonschema.Resolved
+	shape    *shape
 	subject  string // what its values are, for messages
 }
 
@@ -92,12 +94,45 @@ func newSchema(root *jsonschema.Schema, subject string) (*schema, error) {
 	if err != nil {
 		return nil, err
 	}
-	return resolve(raw, root, subject)
+	raw, err = withoutTrue(raw)
+	if err != nil {
+		return nil, err
+	}
+	tree, err := decodeTree(raw)
+	if err != nil {
+		return nil, err
+	}
+	shape, draft, err := readShape(tree)
+	if err != nil {
+		return nil, err
+	}
+	return resolve(&schema{raw: raw, root: root, shape: shape, subject: subject}, draft)
+}
+
+// withoutTrue writes the schema of a member that may be anything as {}: the
+// revisions up to 2025-11-25 know only objects there, and clients of theirs
+// refuse a whole list for one that is true.
+func withoutTrue(raw json.RawMessage) (json.RawMessage, error) {
+	return eachMember(raw, func(keyword string, value json.RawMessage) (json.RawMessage, error) {
+		if keyword != "properties" {
+			return value, nil
+		}
+		return eachMember(value, func(_ string, property json.RawMessage) (json.RawMessage, error) {
+			if string(property) == "true" {
+				return json.RawMessage("{}"), nil
+			}
+			return property, nil
+		})
+	})
 }
 
 // parseSchema reads a schema the author wrote. The manifest shows it with its
-// members in the author's order.
+// members in the author's order. The error is for the author: what is wrong
+// with it, or what of it cannot be checked here.
 func parseSchema(given json.RawMessage, subject string) (*schema, error) {
+	if len(given) > maxSchemaBytes {
+		return nil, fmt.Errorf("it has %d bytes; the limit is %d", len(given), maxSchemaBytes)
+	}
 	if err := checkObject("the schema", given); err != nil {
 		return nil, err
 	}
@@ -105,30 +140,106 @@ func parseSchema(given json.RawMessage, subject string) (*schema, error) {
 	if err != nil {
 		return nil, err
 	}
-	root := new(jsonschema.Schema)
-	if err := json.Unmarshal(raw, root); err != nil {
-		return nil, err
-	}
 	tree, err := decodeTree(raw)
+	if errors.Is(err, errDepth) || err == nil && deeper(tree, maxSchemaDepth) {
+		return nil, fmt.Errorf("it is nested deeper than %d levels", maxSchemaDepth)
+	}
 	if err != nil {
 		return nil, err
+	}
+	// Before the library looks at it, which has no bounds.
+	shape, draft, err := readShape(tree)
+	if err != nil {
+		return nil, err
+	}
+	read := []byte(raw)
+	if shape.cleaned {
+		if read, err = marshal(tree); err != nil {
+			return nil, err
+		}
+	}
+	root := new(jsonschema.Schema)
+	if err := json.Unmarshal(read, root); err != nil {
+		return nil, keywordError(err)
 	}
 	restoreNumbers(root, tree)
-	return resolve(raw, root, subject)
+	return resolve(&schema{raw: raw, root: root, shape: shape, subject: subject}, draft)
 }
 
-func resolve(raw json.RawMessage, root *jsonschema.Schema, subject string) (*schema, error) {
-	switch root.Schema {
-	case "", "https://json-schema.org/draft/2020-12/schema",
-		"http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft-07/schema#":
-	default:
-		return nil, fmt.Errorf("its dialect %q is not supported: use draft 2020-12 or draft-07", root.Schema)
+// readShape finds the dialect of a schema and reads its shape.
+func readShape(tree any) (_ *shape, draft string, err error) {
+	var uri string
+	if object, ok := tree.(map[string]any); ok {
+		uri, _ = object["$schema"].(string)
 	}
-	resolved, err := root.Resolve(nil)
+	draft, draft7, err := dialect(uri)
+	if err != nil {
+		return nil, "", err
+	}
+	s, err := shapeOf(tree, draft7)
+	return s, draft, err
+}
+
+// deeper reports whether a value is nested deeper than n levels.
+func deeper(value any, n int) bool {
+	if n < 0 {
+		return true
+	}
+	switch v := value.(type) {
+	case map[string]any:
+		for _, member := range v {
+			if deeper(member, n-1) {
+				return true
+			}
+		}
+	case []any:
+		for _, item := range v {
+			if deeper(item, n-1) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// keywordError says in words which keyword has a value of the wrong type.
+func keywordError(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	keyword := wrong.Field[strings.LastIndexByte(wrong.Field, '.')+1:]
+	if keyword == "" {
+		return errors.New("a schema in it is neither an object nor true or false")
+	}
+	return fmt.Errorf("its keyword %q must not be a %s", keyword, wrong.Value)
+}
+
+// dialect finds the dialect that $schema names, as the library calls it.
+func dialect(uri string) (name string, draft7 bool, err error) {
+	switch strings.TrimSuffix(uri, "#") {
+	case "", "https://json-schema.org/draft/2020-12/schema":
+		return "https://json-schema.org/draft/2020-12/schema", false, nil
+	case "http://json-schema.org/draft-07/schema", "https://json-schema.org/draft-07/schema":
+		return "http://json-schema.org/draft-07/schema#", true, nil
+	default:
+		return "", false, fmt.Errorf("its dialect %q is not supported: use draft 2020-12 or draft-07", shorten(uri))
+	}
+}
+
+// resolve makes a schema ready to check values.
+func resolve(s *schema, draft string) (_ *schema, err error) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			err = fmt.Errorf("the validator cannot read it: %v", fault)
+		}
+	}()
+	s.root.Schema = draft
+	s.resolved, err = s.root.Resolve(nil)
 	if err != nil {
 		return nil, err
 	}
-	return &schema{raw: raw, root: root, resolved: resolved, subject: subject}, nil
+	return s, nil
 }
 
 // restoreNumbers puts the exact values of enum and const back: the library
@@ -184,6 +295,9 @@ func (s *schema) validate(raw []byte) error {
 	}
 	if err != nil {
 		return errors.New(s.subject + " must be valid JSON")
+	}
+	if !s.shape.allows(tree, raw) {
+		return fmt.Errorf("checking %s against the schema would take more than %d steps: send less", s.subject, maxChecks)
 	}
 	if err := s.resolved.Validate(tree); err != nil {
 		return errors.New(s.explain(tree, err))

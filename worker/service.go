@@ -32,7 +32,7 @@ type request interface {
 // CallTool implements millracev1.WorkerServiceServer.
 func (s *service) CallTool(req *millracev1.CallToolRequest, stream grpc.ServerStreamingServer[millracev1.CallToolResponse]) error {
 	t := s.w.tool(req.GetName())
-	if t == nil {
+	if t == nil || !admits(req.GetContext(), t.entry.GetScopes()) {
 		return stream.Send(toolError(&millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_TOOL}))
 	}
 	leave, err := t.enter(stream.Context())
@@ -67,7 +67,7 @@ func (s *service) CallTool(req *millracev1.CallToolRequest, stream grpc.ServerSt
 // ReadResource implements millracev1.WorkerServiceServer.
 func (s *service) ReadResource(req *millracev1.ReadResourceRequest, stream grpc.ServerStreamingServer[millracev1.ReadResourceResponse]) error {
 	found := s.w.reader(req.GetUri(), req.GetUriTemplate())
-	if found.read == nil {
+	if found.read == nil || !admits(req.GetContext(), found.scopes) {
 		return stream.Send(resourceError(&millracev1.Error{Kind: millracev1.Error_KIND_RESOURCE_NOT_FOUND}))
 	}
 	call := s.w.newCall(stream.Context(), MethodReadResource, req.GetUri(), req)
@@ -97,7 +97,7 @@ func (s *service) ReadResource(req *millracev1.ReadResourceRequest, stream grpc.
 // GetPrompt implements millracev1.WorkerServiceServer.
 func (s *service) GetPrompt(req *millracev1.GetPromptRequest, stream grpc.ServerStreamingServer[millracev1.GetPromptResponse]) error {
 	p := s.w.prompt(req.GetName())
-	if p == nil {
+	if p == nil || !admits(req.GetContext(), p.entry.GetScopes()) {
 		return stream.Send(promptError(&millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_PROMPT}))
 	}
 	call := s.w.newCall(stream.Context(), MethodGetPrompt, p.name, req)
@@ -222,6 +222,7 @@ type found struct {
 	req      ReadRequest
 	template string
 	mimeType string
+	scopes   []string
 }
 
 // reader finds what reads uri. The edge says by which template it came here,
@@ -230,7 +231,7 @@ func (w *Worker) reader(uri, by string) found {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	if r := w.resources[uri]; r != nil {
-		return found{read: r.read, req: ReadRequest{URI: uri}, mimeType: r.mimeType}
+		return found{read: r.read, req: ReadRequest{URI: uri}, mimeType: r.mimeType, scopes: r.entry.GetScopes()}
 	}
 	candidates := slices.Sorted(maps.Keys(w.templates))
 	if w.templates[by] != nil {
@@ -239,7 +240,7 @@ func (w *Worker) reader(uri, by string) found {
 	for _, name := range candidates {
 		t := w.templates[name]
 		if vars, ok := t.vars(uri); ok {
-			return found{read: t.read, req: ReadRequest{URI: uri, Vars: vars}, template: name, mimeType: t.mimeType}
+			return found{read: t.read, req: ReadRequest{URI: uri, Vars: vars}, template: name, mimeType: t.mimeType, scopes: t.entry.GetScopes()}
 		}
 	}
 	return found{}
@@ -254,14 +255,14 @@ func (w *Worker) completer(req *millracev1.CompleteRequest) (name string, comple
 	case req.GetPrompt() != "":
 		name = req.GetPrompt()
 		p := w.prompts[name]
-		if p == nil {
+		if p == nil || !admits(req.GetContext(), p.entry.GetScopes()) {
 			return name, nil, &millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_PROMPT}
 		}
 		all = p.complete
 	default:
 		name = req.GetUriTemplate()
 		t := w.templates[name]
-		if t == nil {
+		if t == nil || !admits(req.GetContext(), t.entry.GetScopes()) {
 			return name, nil, &millracev1.Error{Kind: millracev1.Error_KIND_RESOURCE_NOT_FOUND}
 		}
 		all = t.complete

@@ -8,6 +8,7 @@ import (
 	"math"
 	"reflect"
 	"regexp"
+	"strings"
 	"time"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -23,8 +24,13 @@ type Tool struct {
 	Title string
 	// Description tells the model what the tool does and when to use it.
 	Description string
-	// InputSchema is a JSON Schema with "type":"object". Nil: inferred from
-	// the Go type by [AddTool], any object for [Worker.AddRawTool].
+	// InputSchema is a JSON Schema with "type":"object", of draft 2020-12 or,
+	// if $schema says so, draft-07. Nil: inferred from the Go type by
+	// [AddTool], any object for [Worker.AddRawTool]. Clients see it as it is
+	// written here, without the space between tokens. A tool whose schema is
+	// not valid or cannot be checked (a $ref out of it, a pattern with
+	// lookahead, a recursion without end) is not offered, while all others
+	// are; see [Worker.Problems].
 	InputSchema json.RawMessage
 	// OutputSchema is the JSON Schema of the structured content. Nil: inferred
 	// by AddTool, none for AddRawTool.
@@ -38,6 +44,11 @@ type Tool struct {
 	// Timeout is how long a call may take; the edge ends it then, and the
 	// context of the handler is cancelled. 0: what the edge is set to.
 	Timeout time.Duration
+	// Scopes that an authenticated caller must have been granted, all of them.
+	// To one who lacks any the tool does not exist: it is in no list, and a
+	// call is answered as that of an unknown tool. Where the edge authenticates
+	// nobody, everybody may call it.
+	Scopes []string
 	// Slots is how many calls of this tool run at the same time in an
 	// instance, beside the limit for all ([Config]); a further one is refused
 	// as busy and goes to another instance. 0: no limit of its own.
@@ -77,7 +88,9 @@ type Icon struct {
 
 // tool is a registered tool. It does not change.
 type tool struct {
-	name    string
+	name string
+	// problem is why it cannot be offered; then there is nothing else.
+	problem string
 	input   *schema
 	output  *schema // nil when the tool has none
 	entry   *millracev1.Tool
@@ -132,16 +145,21 @@ func (w *Worker) AddRawTool(t Tool, fn func(ctx context.Context, call *Call, arg
 func (w *Worker) addTool(t Tool, hasHandler bool, in, out reflect.Type,
 	handler func(context.Context, *Call, json.RawMessage) (*Result, error),
 ) {
+	var problem string
 	w.register(func() error {
 		added, err := t.build(in, out)
 		if !hasHandler {
 			err = errors.Join(err, errors.New("the handler is nil"))
 		}
-		if err == nil && w.tools[t.Name] != nil {
+		if _, known := w.problems[t.Name]; err == nil && (known || w.tools[t.Name] != nil) {
 			err = errors.New("a tool of this name was added before")
 		}
 		if err != nil {
 			return fmt.Errorf("worker: tool %q: %w", t.Name, err)
+		}
+		if problem = added.problem; problem != "" {
+			w.problems[t.Name] = problem
+			return nil
 		}
 		added.handler = handler
 		w.tools[t.Name] = added
@@ -150,12 +168,27 @@ func (w *Worker) addTool(t Tool, hasHandler bool, in, out reflect.Type,
 		}
 		return nil
 	})
+	if problem != "" {
+		w.log.Error("a tool is not offered", "pool", w.cfg.Pool, "tool", t.Name, "reason", problem)
+	}
 }
 
 // RemoveTool removes a tool; a name that is not there is not an error. While
 // the worker runs, the change is announced at once; calls that are running go
 // on. A tool is replaced by removing it and adding the new one.
-func (w *Worker) RemoveTool(name string) { remove(w, w.tools, name) }
+func (w *Worker) RemoveTool(name string) {
+	remove(w, w.problems, name)
+	remove(w, w.tools, name)
+}
+
+// oneLine joins errors for a table or a line of the log.
+func oneLine(errs []error) string {
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = err.Error()
+	}
+	return strings.ReplaceAll(strings.Join(texts, "; "), "\n", "; ")
+}
 
 // toolName is what the specification says a tool should be called.
 const toolName = `^[A-Za-z0-9_.-]{1,128}$`
@@ -172,16 +205,30 @@ func (t Tool) build(in, out reflect.Type) (*tool, error) {
 	if t.Timeout < 0 {
 		mistakes = append(mistakes, errors.New("a negative Timeout"))
 	}
-	input, err := inputSchema(t.InputSchema, in)
+	scopes, err := scopesOf(t.Scopes)
 	if err != nil {
+		mistakes = append(mistakes, err)
+	}
+	// A type without a schema is a mistake in the program; a schema that was
+	// given may have come from anywhere.
+	var problems []error
+	input, err := inputSchema(t.InputSchema, in)
+	if err != nil && len(t.InputSchema) > 0 {
+		problems = append(problems, fmt.Errorf("input schema: %w", err))
+	} else if err != nil {
 		mistakes = append(mistakes, fmt.Errorf("input schema: %w", err))
 	}
 	output, err := outputSchema(t.OutputSchema, out)
-	if err != nil {
+	if err != nil && len(t.OutputSchema) > 0 {
+		problems = append(problems, fmt.Errorf("output schema: %w", err))
+	} else if err != nil {
 		mistakes = append(mistakes, fmt.Errorf("output schema: %w", err))
 	}
 	if err := errors.Join(mistakes...); err != nil {
 		return nil, err
+	}
+	if len(problems) > 0 {
+		return &tool{name: t.Name, problem: oneLine(problems)}, nil
 	}
 
 	var o object
@@ -205,6 +252,7 @@ func (t Tool) build(in, out reflect.Type) (*tool, error) {
 		Name:       t.Name,
 		Definition: definition,
 		TimeoutUs:  uint64(t.Timeout.Microseconds()),
+		Scopes:     scopes,
 	}
 	if a := t.Annotations; a != nil {
 		entry.ReadOnly = a.ReadOnlyHint != nil && *a.ReadOnlyHint

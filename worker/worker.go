@@ -35,7 +35,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -94,6 +96,7 @@ type Worker struct {
 	middleware []func(Handler) Handler
 	handler    Handler // the chain of middleware; nil without any
 	tools      map[string]*tool
+	problems   map[string]string // why a tool is not offered, by its name
 	resources  map[string]*resource
 	templates  map[string]*template
 	prompts    map[string]*prompt
@@ -108,6 +111,7 @@ func New(cfg Config) *Worker {
 		changed:   make(chan struct{}, 1),
 		ready:     make(chan struct{}),
 		tools:     map[string]*tool{},
+		problems:  map[string]string{},
 		resources: map[string]*resource{},
 		templates: map[string]*template{},
 		prompts:   map[string]*prompt{},
@@ -138,7 +142,9 @@ func (w *Worker) Serve(ctx context.Context, url string) error {
 // returns; conn stays open.
 //
 // Run returns at once with all mistakes made while the worker was put together
-// (names, schemas, duplicates), joined. A worker can be run once.
+// (names, types without a schema, duplicates), joined. A tool whose schema
+// cannot be used is no such mistake: it is left out, see [Worker.Problems]. A
+// worker can be run once.
 func (w *Worker) Run(ctx context.Context, conn *bus.Conn) error {
 	if err := w.start(); err != nil {
 		return err
@@ -191,6 +197,27 @@ func (w *Worker) Register(r grpc.ServiceRegistrar) error {
 	}
 	millracev1.RegisterWorkerServiceServer(r, &service{w: w})
 	return nil
+}
+
+// Problem is a tool that is not offered.
+type Problem struct {
+	// Tool is its name.
+	Tool string
+	// Reason says what is wrong with its schema.
+	Reason string
+}
+
+// Problems returns the tools that were added and are not offered because their
+// schema cannot be used, sorted by name. The reasons are also logged, and
+// operators see them beside the tools of all workers.
+func (w *Worker) Problems() []Problem {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	list := make([]Problem, 0, len(w.problems))
+	for _, name := range slices.Sorted(maps.Keys(w.problems)) {
+		list = append(list, Problem{name, w.problems[name]})
+	}
+	return list
 }
 
 // poolName is what a pool may be called: it is part of NATS subjects.

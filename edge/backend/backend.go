@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/millrace/millrace/edge/catalog"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
 // Pools reaches the instances of a pool; *bus.Client is one.
@@ -61,9 +62,10 @@ func New(c *catalog.Catalog, pools Pools, cfg Config) *Backend {
 	return b
 }
 
-// Snapshot returns the catalog, waiting for its first round of heartbeats when
-// the edge has only just started, but not longer than the context allows.
-func (b *Backend) Snapshot(ctx context.Context) *catalog.Snapshot {
+// Snapshot returns the catalog as the caller sees it (see catalog.For), waiting
+// for its first round of heartbeats when the edge has only just started, but
+// not longer than the context allows.
+func (b *Backend) Snapshot(ctx context.Context, caller *millracev1.Principal) *catalog.Snapshot {
 	select {
 	case <-b.catalog.Ready():
 	default:
@@ -72,12 +74,14 @@ func (b *Backend) Snapshot(ctx context.Context) *catalog.Snapshot {
 		case <-ctx.Done():
 		}
 	}
-	return b.catalog.Snapshot()
+	return b.catalog.Snapshot().For(caller)
 }
 
-// Instructions are what the pools tell clients about themselves, as far as the
-// catalog knows them now: it does not wait, since a handshake must not.
-func (b *Backend) Instructions() string { return b.catalog.Snapshot().Instructions }
+// Known returns the catalog as the caller sees it and as far as it is known
+// now: it does not wait, since a handshake must not.
+func (b *Backend) Known(caller *millracev1.Principal) *catalog.Snapshot {
+	return b.catalog.Snapshot().For(caller)
+}
 
 // Trace is the W3C trace context of a request; empty fields are left out.
 type Trace struct {

@@ -42,9 +42,10 @@ type Outcome[R any] struct {
 }
 
 // CallTool runs a tool. The request is the caller's to fill; the call ends
-// when ctx does.
+// when ctx does. Here and below, what the principal of the request may not see
+// does not exist.
 func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest, o Options) Outcome[*millracev1.ToolResult] {
-	tool, ok := b.Snapshot(ctx).Tool(req.GetName())
+	tool, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Tool(req.GetName())
 	if !ok {
 		return Outcome[*millracev1.ToolResult]{Failure: &Failure{Kind: UnknownTool, Subject: req.GetName()}}
 	}
@@ -56,7 +57,7 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 
 // ReadResource reads a resource; it fills in the template that matched.
 func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResourceRequest, o Options) Outcome[*millracev1.ResourceResult] {
-	pool, template, ok := b.Snapshot(ctx).Resource(req.GetUri())
+	pool, template, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Resource(req.GetUri())
 	if !ok {
 		return Outcome[*millracev1.ResourceResult]{Failure: &Failure{Kind: ResourceNotFound, Subject: req.GetUri()}}
 	}
@@ -69,7 +70,7 @@ func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResource
 
 // GetPrompt fills in a prompt.
 func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptRequest, o Options) Outcome[*millracev1.PromptResult] {
-	prompt, ok := b.Snapshot(ctx).Prompt(req.GetName())
+	prompt, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Prompt(req.GetName())
 	if !ok {
 		return Outcome[*millracev1.PromptResult]{Failure: &Failure{Kind: UnknownPrompt, Subject: req.GetName()}}
 	}
@@ -82,7 +83,7 @@ func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptReques
 // Complete suggests values for an argument. An argument that its worker does
 // not complete has no suggestions, which is no failure.
 func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest, o Options) (*millracev1.CompleteResponse, *Failure) {
-	s := b.Snapshot(ctx)
+	s := b.Snapshot(ctx, req.GetContext().GetPrincipal())
 	var t target
 	var completed []string
 	switch ref := req.GetReference().(type) {

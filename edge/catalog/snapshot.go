@@ -30,6 +30,9 @@ type Snapshot struct {
 	Problems []Problem
 	// Instructions are those of all pools, in the order of their names.
 	Instructions string
+	// Private: it is what some callers see (see For); nobody else may be shown
+	// what is derived from it.
+	Private bool
 	// ToolsDigest, PromptsDigest and ResourcesDigest are equal in two
 	// snapshots whose lists are; resources include the templates.
 	ToolsDigest, PromptsDigest, ResourcesDigest [32]byte
@@ -39,6 +42,11 @@ type Snapshot struct {
 	templates map[string]*Template
 	prompts   map[string]*Prompt
 	matchers  []matcher
+	// whole is the catalog of which this is a view; nil: it is one itself.
+	// Hidden items take part in the choice of who serves a URI.
+	whole        *Snapshot
+	scopeSets    [][]string
+	instructions []poolInstructions
 	// pools and signature tell what the snapshot was made of.
 	pools     map[string]bool
 	signature string
@@ -58,6 +66,8 @@ type Tool struct {
 	Timeout time.Duration
 	// Headers are the arguments that clients mirror into HTTP headers.
 	Headers []mcp.ParamHeader
+	// Scopes are what an authenticated caller needs, sorted; so below.
+	Scopes []string
 }
 
 // Resource is one listed resource.
@@ -65,6 +75,7 @@ type Resource struct {
 	URI        string
 	Pool       string
 	Definition []byte
+	Scopes     []string
 }
 
 // Template is one resource template.
@@ -74,6 +85,7 @@ type Template struct {
 	Definition  []byte
 	// Completed are the variables whose values the pool can complete.
 	Completed []string
+	Scopes    []string
 }
 
 // Prompt is one prompt.
@@ -83,6 +95,7 @@ type Prompt struct {
 	Definition []byte
 	// Completed are the arguments whose values the pool can complete.
 	Completed []string
+	Scopes    []string
 }
 
 // Problem is an item that a pool announces and the catalog does not offer.
@@ -122,13 +135,21 @@ func (s *Snapshot) Template(uriTemplate string) (*Template, bool) {
 
 // Resource finds who serves a URI, compared byte for byte: a listed resource
 // first, else the template with the longest literal text that matches.
-// uriTemplate is empty for a listed resource.
+// uriTemplate is empty for a listed resource. Where that is hidden, nobody
+// serves the URI: a less specific template must not open what its author has
+// closed.
 func (s *Snapshot) Resource(uri string) (pool, uriTemplate string, ok bool) {
 	if r, ok := s.resources[uri]; ok {
 		return r.Pool, "", true
 	}
+	if s.whole != nil && s.whole.resources[uri] != nil {
+		return "", "", false
+	}
 	for _, m := range s.matchers {
 		if m.parsed.Match(uri) != nil {
+			if _, ok := s.templates[m.template.URITemplate]; !ok {
+				return "", "", false
+			}
 			return m.template.Pool, m.template.URITemplate, true
 		}
 	}
@@ -155,14 +176,10 @@ type poolManifests struct {
 // the set of manifests: a name that two pools announce belongs to the pool
 // whose name sorts lower, whoever came first.
 func newSnapshot(pools []poolManifests) *Snapshot {
-	s := &Snapshot{
-		tools: map[string]*Tool{}, resources: map[string]*Resource{},
-		templates: map[string]*Template{}, prompts: map[string]*Prompt{},
-	}
+	s := &Snapshot{}
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, func(a, b poolManifests) int { return cmp.Compare(a.name, b.name) })
 
-	var instructions []string
 	owners := map[string]string{}
 	// claim reports whether the item may be offered by the pool.
 	claim := func(kind, item, pool string, definition []byte) bool {
@@ -188,7 +205,7 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 	for _, p := range pools {
 		for _, m := range p.manifests {
 			if m.GetInstructions() != "" {
-				instructions = append(instructions, m.GetInstructions())
+				s.instructions = append(s.instructions, poolInstructions{p.name, m.GetInstructions()})
 			}
 			for _, t := range m.GetTools() {
 				if claim("tool ", t.GetName(), p.name, t.GetDefinition()) {
@@ -202,18 +219,21 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 						Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(),
 						ReadOnly: t.GetReadOnly(), Idempotent: t.GetIdempotent(),
 						Timeout: time.Duration(t.GetTimeoutUs()) * time.Microsecond,
-						Headers: headers,
+						Headers: headers, Scopes: scopesOf(t),
 					})
 				}
 			}
+			for _, problem := range m.GetProblems() {
+				s.Problems = append(s.Problems, Problem{Pool: p.name, Item: problem.GetItem(), Reason: problem.GetReason()})
+			}
 			for _, r := range m.GetResources() {
 				if claim("resource ", r.GetUri(), p.name, r.GetDefinition()) {
-					s.Resources = append(s.Resources, Resource{URI: r.GetUri(), Pool: p.name, Definition: r.GetDefinition()})
+					s.Resources = append(s.Resources, Resource{URI: r.GetUri(), Pool: p.name, Definition: r.GetDefinition(), Scopes: scopesOf(r)})
 				}
 			}
 			for _, t := range m.GetPrompts() {
 				if claim("prompt ", t.GetName(), p.name, t.GetDefinition()) {
-					s.Prompts = append(s.Prompts, Prompt{Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted()})
+					s.Prompts = append(s.Prompts, Prompt{Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted(), Scopes: scopesOf(t)})
 				}
 			}
 			for _, t := range m.GetResourceTemplates() {
@@ -223,13 +243,12 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 					continue
 				}
 				if claim("template ", t.GetUriTemplate(), p.name, t.GetDefinition()) {
-					s.Templates = append(s.Templates, Template{URITemplate: t.GetUriTemplate(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted()})
+					s.Templates = append(s.Templates, Template{URITemplate: t.GetUriTemplate(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted(), Scopes: scopesOf(t)})
 					s.matchers = append(s.matchers, matcher{parsed: parsed, literal: literalLength(parsed), template: &Template{URITemplate: t.GetUriTemplate(), Pool: p.name}})
 				}
 			}
 		}
 	}
-	s.Instructions = strings.Join(instructions, "\n\n")
 	slices.SortFunc(s.Tools, func(a, b Tool) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Resources, func(a, b Resource) int { return cmp.Compare(a.URI, b.URI) })
 	slices.SortFunc(s.Templates, func(a, b Template) int { return cmp.Compare(a.URITemplate, b.URITemplate) })
@@ -237,6 +256,22 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 		return cmp.Or(-cmp.Compare(a.literal, b.literal), cmp.Compare(a.template.URITemplate, b.template.URITemplate))
 	})
 	slices.SortFunc(s.Prompts, func(a, b Prompt) int { return cmp.Compare(a.Name, b.Name) })
+	s.collectScopes()
+	s.finish()
+	return s
+}
+
+// finish fills in what follows from the lists.
+func (s *Snapshot) finish() {
+	var instructions []string
+	for _, i := range s.instructions {
+		if s.shows(i.pool) {
+			instructions = append(instructions, i.text)
+		}
+	}
+	s.Instructions = strings.Join(instructions, "\n\n")
+	s.tools, s.resources = map[string]*Tool{}, map[string]*Resource{}
+	s.templates, s.prompts = map[string]*Template{}, map[string]*Prompt{}
 	for i := range s.Prompts {
 		s.prompts[s.Prompts[i].Name] = &s.Prompts[i]
 	}
@@ -250,7 +285,6 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 		s.resources[s.Resources[i].URI] = &s.Resources[i]
 	}
 	s.digests()
-	return s
 }
 
 // digests sums up the lists.

@@ -23,6 +23,9 @@ type Request struct {
 	Header http.Header
 	// Peer is the stdio connection; nil on HTTP.
 	Peer *Peer
+	// Handshake is what initialize had settled on the connection when the
+	// message came; nil before it, and on HTTP. A later one is not for it.
+	Handshake *Handshake
 	// Principal is the authenticated caller; nil when there is none.
 	Principal *Principal
 }

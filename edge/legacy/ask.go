@@ -69,6 +69,9 @@ func (e *Era) ask(ctx context.Context, c *methods.Client, needs *millracev1.Need
 	}()
 	for _, key := range slices.Sorted(maps.Keys(needs.GetRequests())) {
 		method, params, err := inputRequest(c.Revision, needs.GetRequests()[key])
+		if errors.Is(err, errForm) {
+			return nil, &backend.Failure{Kind: backend.NoInput, Message: errForm.Error()}
+		}
 		if err != nil {
 			return nil, &backend.Failure{Kind: backend.Internal}
 		}
@@ -122,8 +125,67 @@ func inputRequest(rev *mcp.Revision, raw []byte) (method string, params []byte, 
 		if params, err = jsonrpc.Without(params, "mode"); err != nil {
 			return "", nil, err
 		}
+		params, err = withoutLists(params)
 	}
-	return method, params, nil
+	return method, params, err
+}
+
+// errForm says that a form cannot be shown in an old revision.
+var errForm = errors.New("the request needs a form with a list to choose several from, which the client's revision of the protocol does not have")
+
+// withoutLists leaves out the fields of a form that are lists, which the first
+// revision with forms did not have, unless the form needs them.
+func withoutLists(params []byte) ([]byte, error) {
+	o, err := jsonrpc.ParseObject(params)
+	if err != nil {
+		return nil, err
+	}
+	form, err := jsonrpc.ParseObject(o.Get("requestedSchema"))
+	if err != nil {
+		return nil, err
+	}
+	fields, err := jsonrpc.ParseObject(form.Get("properties"))
+	if err != nil {
+		return nil, err
+	}
+	var lists []string
+	for _, f := range fields.Members {
+		field, err := jsonrpc.ParseObject(f.Value)
+		if err != nil {
+			return nil, err
+		}
+		if kind, _ := jsonrpc.String(field.Get("type")); kind == "array" {
+			lists = append(lists, f.Key)
+		}
+	}
+	if lists == nil {
+		return params, nil
+	}
+	required, err := jsonrpc.ParseArray(form.Get("required"))
+	if err != nil && form.Get("required") != nil {
+		return nil, err
+	}
+	for _, r := range required {
+		if name, _ := jsonrpc.String(r); slices.Contains(lists, name) {
+			return nil, errForm
+		}
+	}
+	rest, err := jsonrpc.Without(form.Get("properties"), lists...)
+	if err != nil {
+		return nil, err
+	}
+	return replace(o, "requestedSchema", replace(form, "properties", rest)), nil
+}
+
+// replace writes an object with another value of one member.
+func replace(o jsonrpc.Object, key string, value []byte) []byte {
+	members := slices.Clone(o.Members)
+	for i := range members {
+		if members[i].Key == key {
+			members[i].Value = value
+		}
+	}
+	return jsonrpc.AppendObject(nil, members...)
 }
 
 // withElicitationID adds the id that a URL elicitation must have in this era
@@ -136,7 +198,7 @@ func withElicitationID(params []byte) ([]byte, error) {
 	if mode, _ := jsonrpc.String(o.Get("mode")); mode != "url" || o.Get("elicitationId") != nil {
 		return params, nil
 	}
-	members := append(o.Members[:len(o.Members):len(o.Members)], jsonrpc.Member{Key: "elicitationId", Value: jsonrpc.Quote(rand.Text())})
+	members := slices.Concat(o.Members, []jsonrpc.Member{{Key: "elicitationId", Value: jsonrpc.Quote(rand.Text())}})
 	return jsonrpc.AppendObject(nil, members...), nil
 }
 

@@ -122,8 +122,9 @@ func (e *Era) initialize(req *exchange.Request) exchange.Answer {
 	if err != nil {
 		return exchange.Failed(m.ID, err)
 	}
-	instructions := e.Methods.Backend.Instructions()
-	answer := exchange.Succeeded(m.ID, e.Methods.Render.Initialization(rev, instructions))
+	clientCapabilities = fitCapabilities(rev, clientCapabilities)
+	known := e.Methods.Backend.Known(methods.Caller(req.Principal))
+	answer := exchange.Succeeded(m.ID, e.Methods.Render.Initialization(rev, known.Instructions))
 	if req.Peer != nil {
 		req.Peer.SetHandshake(&exchange.Handshake{Revision: rev, ClientInfo: clientInfo, Capabilities: clientCapabilities})
 		return answer
@@ -136,6 +137,25 @@ func (e *Era) initialize(req *exchange.Request) exchange.Answer {
 	return answer
 }
 
+// fitCapabilities leaves out what a client can declare only in later revisions:
+// nothing is asked of it that the revision agreed on does not have.
+func fitCapabilities(rev *mcp.Revision, capabilities []byte) []byte {
+	o, err := jsonrpc.ParseObject(capabilities)
+	if err != nil || rev.ElicitationModes || o.Get("elicitation") == nil {
+		return capabilities
+	}
+	for i := range o.Members {
+		if o.Members[i].Key != "elicitation" {
+			continue
+		}
+		o.Members[i].Value = nil // is left out
+		if rev.Elicitation {
+			o.Members[i].Value = []byte("{}")
+		}
+	}
+	return jsonrpc.AppendObject(nil, o.Members...)
+}
+
 // client finds out who sent a message and under which revision it is served:
 // that of the connection or session, else the one the header names, else the
 // one the specification says to assume.
@@ -143,7 +163,7 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *exchange.Answer) 
 	c := &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal}
 	if req.Peer != nil {
 		c.Scope, c.Session = req.Peer.Scope, req.Peer.Scope
-		if h := req.Peer.Handshake(); h != nil {
+		if h := req.Handshake; h != nil {
 			c.Revision, c.Info, c.Capabilities = h.Revision, h.ClientInfo, h.Capabilities
 		}
 		return c, nil
@@ -160,7 +180,7 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *exchange.Answer) 
 	if date := req.Header.Get(mcp.HeaderProtocolVersion); date != "" {
 		rev, ok := mcp.Lookup(date)
 		if !ok {
-			refusal := exchange.Refused(c.Revision, http.StatusBadRequest, req.Message.ID, render.UnsupportedVersion(date))
+			refusal := exchange.Refused(c.Revision, http.StatusBadRequest, req.Message.ID, render.UnsupportedVersion(date, false))
 			return c, &refusal
 		}
 		c.Revision = rev

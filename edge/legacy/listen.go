@@ -40,7 +40,7 @@ func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.St
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	changes := e.Changes.Open(notify.ToolsChanged, notify.PromptsChanged, notify.ResourcesChanged)
+	changes := e.Changes.Open(methods.Caller(req.Principal), notify.ToolsChanged, notify.PromptsChanged, notify.ResourcesChanged)
 	defer changes.Close()
 	s := &stream{changes: changes, replaced: func() { cancel(errReplaced) }}
 	followed, err := e.records.open(client.Scope, s)
@@ -104,7 +104,7 @@ func (e *Era) subscribe(ctx context.Context, c *methods.Client, m *jsonrpc.Messa
 		e.records.unsubscribe(c.Scope, uri)
 		return exchange.Succeeded(m.ID, json.RawMessage("{}"))
 	}
-	if _, _, ok := e.Methods.Backend.Snapshot(ctx).Resource(uri); !ok {
+	if _, _, ok := e.Methods.Backend.Snapshot(ctx, methods.Caller(c.Principal)).Resource(uri); !ok {
 		return exchange.Failed(m.ID, render.ResourceNotFound(c.Revision, uri))
 	}
 	ok, changes, followErr := e.records.subscribe(c.Scope, uri)

@@ -5,6 +5,8 @@
 // edge/stateless) and the door (package edge) share it.
 package mcp
 
+import "github.com/millrace/millrace/edge/jsonrpc"
+
 // Methods of the protocol, as each revision names them.
 const (
 	MethodInitialize            = "initialize"
@@ -25,6 +27,7 @@ const (
 
 	// Requests of a server to its client: sent as such up to 2025-11-25,
 	// embedded in results since.
+
 	MethodElicit        = "elicitation/create"
 	MethodCreateMessage = "sampling/createMessage"
 	MethodListRoots     = "roots/list"
@@ -71,6 +74,22 @@ const (
 	CodeMissingCapability  = -32021
 	CodeUnsupportedVersion = -32022
 )
+
+// FitCode is the code under which an error that an author chose is sent in a
+// revision (specification 2026-07-28, basic/index, "Error Codes").
+func (r *Revision) FitCode(code int) int {
+	const first, last = -32020, -32099
+	switch {
+	case !r.ReservedCodes || code == CodeHeaderMismatch || code == CodeMissingCapability || code == CodeUnsupportedVersion:
+		return code
+	case code == CodeResourceNotFound:
+		return r.ResourceNotFound
+	case code <= first && code >= last:
+		return jsonrpc.CodeInternal
+	default:
+		return code
+	}
+}
 
 // Values of resultType and cacheScope (specification 2026-07-28).
 const (

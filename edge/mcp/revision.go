@@ -44,7 +44,10 @@ type Revision struct {
 	Audio bool
 	// Completions: completion is a declared capability.
 	Completions bool
-	// ElicitationModes: elicitation requests say form or url.
+	// Elicitation: a server may ask the user to fill in a form.
+	Elicitation bool
+	// ElicitationModes: elicitation requests say form or url, and a form may
+	// let the user choose several of a list.
 	ElicitationModes bool
 
 	// ArgumentErrorsAreResults: arguments that do not fit the schema make a
@@ -53,6 +56,9 @@ type Revision struct {
 	ArgumentErrorsAreResults bool
 	// ResourceNotFound is the error code for an unknown resource.
 	ResourceNotFound int
+	// ReservedCodes: no error has a code of the range that belongs to the
+	// specification, unless the revision defines it.
+	ReservedCodes bool
 	// NullErrorID: an error to a message without a readable id has "id":null
 	// (JSON-RPC 2.0); later schemas leave the member out.
 	NullErrorID bool
@@ -76,22 +82,23 @@ var revisions = [...]Revision{
 	{
 		Date: "2025-06-18", Number: 3, ProtocolHeader: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
-		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true,
+		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Elicitation: true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},
 	{
 		Date: "2025-11-25", Number: 4, ProtocolHeader: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
-		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Icons: true, ElicitationModes: true,
+		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Icons: true, Elicitation: true, ElicitationModes: true,
 		ArgumentErrorsAreResults: true,
 		ResourceNotFound:         CodeResourceNotFound,
 	},
 	{
 		Date: "2026-07-28", Number: 5, Modern: true, ProtocolHeader: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
-		Titles: true, StructuredObjects: true, StructuredValues: true, ItemMeta: true, ResourceLinks: true, Icons: true, ElicitationModes: true,
+		Titles: true, StructuredObjects: true, StructuredValues: true, ItemMeta: true, ResourceLinks: true, Icons: true, Elicitation: true, ElicitationModes: true,
 		ArgumentErrorsAreResults: true,
 		ResourceNotFound:         jsonrpc.CodeInvalidParams,
+		ReservedCodes:            true,
 		ResultType:               true, CacheHints: true,
 	},
 }

@@ -44,6 +44,15 @@ type Client struct {
 	Trace                          backend.Trace
 }
 
+// Caller is a principal as workers and the catalog know it; nil when there is
+// none.
+func Caller(p *exchange.Principal) *millracev1.Principal {
+	if p == nil {
+		return nil
+	}
+	return &millracev1.Principal{Issuer: p.Issuer, Subject: p.Subject, Scopes: p.Scopes}
+}
+
 // Round is a further round of a request that needed input.
 type Round struct {
 	// Resume carries the answers and the worker's state.
@@ -116,7 +125,8 @@ type request struct {
 }
 
 func (r *request) list(ctx context.Context, l render.List) Reply {
-	page, err := r.Render.ListPage(r.client.Revision, l, r.Backend.Snapshot(ctx), r.m.Params.Get("cursor"))
+	s := r.Backend.Snapshot(ctx, Caller(r.client.Principal))
+	page, err := r.Render.ListPage(r.client.Revision, l, s, r.m.Params.Get("cursor"))
 	return Reply{Result: page, Error: err}
 }
 
@@ -147,6 +157,10 @@ func (r *request) readResource(ctx context.Context) Reply {
 				// It depends on answers that are no part of a cache's key
 				// (server/utilities/caching, "Cache Key").
 				res.TtlMs, res.Public = 0, false
+			}
+			if r.client.Principal != nil {
+				// A shared cache would serve it to callers nobody has checked.
+				res.Public = false
 			}
 			return r.Render.ResourceResult(r.client.Revision, res)
 		})
@@ -207,13 +221,11 @@ func withOptions(r *request, call func(*millracev1.CallContext, backend.Options)
 		ClientCapabilities: c.Capabilities,
 		ClientExtensions:   c.Extensions,
 		Scope:              c.Session,
+		Principal:          Caller(c.Principal),
 		WantsProgress:      token != nil && r.out.Open(),
 	}
 	if r.out.Open() {
 		cc.LogLevel = c.LogLevel
-	}
-	if p := c.Principal; p != nil {
-		cc.Principal = &millracev1.Principal{Issuer: p.Issuer, Subject: p.Subject, Scopes: p.Scopes}
 	}
 	return call(cc, backend.Options{
 		Trace:    c.Trace,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/millrace/millrace/edge/catalog"
 	"github.com/millrace/millrace/proto/bus"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
 // listInterval is the shortest time between two notices about lists: a rolling
@@ -70,11 +71,12 @@ func (h *Hub) Topics() int {
 	return len(h.topics)
 }
 
-// Open begins to follow the given lists; resources are added with Follow. What
-// changes from now on is reported by Run. Close must be called.
-func (h *Hub) Open(lists ...Kind) *Subscription {
-	s := &Subscription{hub: h, lists: map[Kind][32]byte{}, uris: map[string]struct{}{}, updated: map[string]struct{}{}, wake: make(chan struct{}, 1)}
-	snapshot := h.catalog.Snapshot()
+// Open begins to follow the given lists for a caller (nil: of an edge that
+// authenticates nobody); resources are added with Follow. What changes from now
+// on and is the caller's to see is reported by Run. Close must be called.
+func (h *Hub) Open(caller *millracev1.Principal, lists ...Kind) *Subscription {
+	s := &Subscription{hub: h, caller: caller, lists: map[Kind][32]byte{}, uris: map[string]struct{}{}, updated: map[string]struct{}{}, wake: make(chan struct{}, 1)}
+	snapshot := h.catalog.Snapshot().For(caller)
 	for _, kind := range lists {
 		s.lists[kind] = digest(snapshot, kind)
 	}
@@ -95,7 +97,8 @@ func digest(s *catalog.Snapshot, kind Kind) [32]byte {
 // Subscription is what one client follows. Follow, Unfollow and Close may be
 // called while Run runs.
 type Subscription struct {
-	hub *Hub
+	hub    *Hub
+	caller *millracev1.Principal
 	// lists are the digests of the lists as the client knows them; Run owns
 	// them.
 	lists map[Kind][32]byte
@@ -225,7 +228,7 @@ func (s *Subscription) Run(ctx context.Context, send func(Event) error) error {
 
 // sendLists reports the lists that differ from what the client knows.
 func (s *Subscription) sendLists(send func(Event) error) (sent bool, err error) {
-	snapshot := s.hub.catalog.Snapshot()
+	snapshot := s.hub.catalog.Snapshot().For(s.caller)
 	for kind := ToolsChanged; kind <= ResourcesChanged; kind++ {
 		known, followed := s.lists[kind]
 		if now := digest(snapshot, kind); followed && now != known {
@@ -245,9 +248,23 @@ func (s *Subscription) sendUpdates(send func(Event) error) error {
 	s.updated = map[string]struct{}{}
 	s.mu.Unlock()
 	for uri := range updated {
+		if s.hidden(uri) {
+			continue
+		}
 		if err := send(Event{Kind: ResourceUpdated, URI: uri}); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// hidden reports whether a resource is not the caller's to see: its scopes may
+// be others than when it was followed, and so may the caller's, since a session
+// goes on with another token.
+func (s *Subscription) hidden(uri string) bool {
+	if s.caller == nil {
+		return false
+	}
+	_, _, ok := s.hub.catalog.Snapshot().For(s.caller).Resource(uri)
+	return !ok
 }

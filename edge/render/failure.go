@@ -47,7 +47,7 @@ func (r *Renderer) Failure(rev *mcp.Revision, tool bool, f *backend.Failure) (re
 		e.Code = rev.ResourceNotFound
 		data.string("uri", f.Subject)
 	case backend.Custom:
-		e.Code, e.Data = f.Code, f.Data
+		e.Code, e.Data = rev.FitCode(f.Code), f.Data
 		return nil, e
 	default:
 		if reason := f.Reason(); reason != "" {

@@ -1,7 +1,6 @@
 package render
 
 import (
-	"bytes"
 	"sort"
 
 	"github.com/millrace/millrace/edge/catalog"
@@ -56,63 +55,25 @@ func (l List) items(rev *mcp.Revision, s *catalog.Snapshot) []item {
 		switch l {
 		case Tools:
 			for i := range s.Tools {
-				items = append(items, item{s.Tools[i].Name, fit(rev, s.Tools[i].Definition)})
+				items = append(items, item{s.Tools[i].Name, l.fit(rev, s.Tools[i].Definition)})
 			}
 		case Resources:
 			for i := range s.Resources {
-				items = append(items, item{s.Resources[i].URI, fit(rev, s.Resources[i].Definition)})
+				items = append(items, item{s.Resources[i].URI, l.fit(rev, s.Resources[i].Definition)})
 			}
 		case Prompts:
 			for i := range s.Prompts {
-				items = append(items, item{s.Prompts[i].Name, fit(rev, s.Prompts[i].Definition)})
+				items = append(items, item{s.Prompts[i].Name, l.fit(rev, s.Prompts[i].Definition)})
 			}
 		case ResourceTemplates:
 			for i := range s.Templates {
-				items = append(items, item{s.Templates[i].URITemplate, fit(rev, s.Templates[i].Definition)})
+				items = append(items, item{s.Templates[i].URITemplate, l.fit(rev, s.Templates[i].Definition)})
 			}
 		}
 		return items
 	})
 	items, _ := v.([]item)
 	return items
-}
-
-// fit leaves out the members of a definition that the revision does not know,
-// and line breaks between tokens, which stdio and SSE could not carry.
-func fit(rev *mcp.Revision, definition []byte) []byte {
-	var drop []string
-	for _, m := range []struct {
-		key  string
-		have bool
-	}{
-		{"title", rev.Titles},
-		{"annotations", rev.Annotations},
-		{"icons", rev.Icons},
-		{"_meta", rev.ItemMeta},
-		{"outputSchema", rev.StructuredValues || rev.StructuredObjects && objectSchema(definition)},
-	} {
-		if !m.have {
-			drop = append(drop, m.key)
-		}
-	}
-	out := definition
-	if len(drop) > 0 {
-		if rest, err := jsonrpc.Without(definition, drop...); err == nil {
-			out = rest
-		}
-	}
-	return jsonrpc.AppendOneLine(nil, out)
-}
-
-// objectSchema reports whether the outputSchema of a tool describes an object,
-// the only kind the legacy revisions know.
-func objectSchema(definition []byte) bool {
-	tool, err := jsonrpc.ParseObject(definition)
-	if err != nil {
-		return false
-	}
-	schema, err := jsonrpc.ParseObject(tool.Get("outputSchema"))
-	return err == nil && bytes.Equal(schema.Get("type"), []byte(`"object"`))
 }
 
 // cursorPurpose separates the cursors of the lists from each other and from
@@ -122,7 +83,7 @@ func (l List) cursorPurpose() string { return "cursor/1/" + l.member() }
 // ListPage writes one page of a list. The cursor is the raw JSON of
 // params.cursor, empty for the first page; a cursor names the last item the
 // client has seen, so that it stays good when the list changes, and on every
-// edge. A cursor that no edge of this deployment made is -32602 (pagination,
+// edge and for callers who see other items. A cursor that no edge of this deployment made is -32602 (pagination,
 // "Error Handling").
 func (r *Renderer) ListPage(rev *mcp.Revision, l List, s *catalog.Snapshot, cursor []byte) ([]byte, *jsonrpc.Error) {
 	if len(cursor) == 0 {
@@ -163,6 +124,6 @@ func (r *Renderer) page(rev *mcp.Revision, l List, s *catalog.Snapshot, from int
 	if to < len(items) {
 		o.string("nextCursor", r.Cursors.Seal(l.cursorPurpose(), []byte(items[to-1].key)))
 	}
-	o.cache(rev, r.ListTTL, mcp.CachePublic)
+	o.cache(rev, r.ListTTL, cacheScope(s))
 	return o.end()
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/millrace/millrace/edge/catalog"
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/seal"
@@ -118,6 +119,14 @@ func (o *object) cache(rev *mcp.Revision, ttl time.Duration, scope string) {
 	}
 }
 
+// cacheScope is who may keep what was made of s.
+func cacheScope(s *catalog.Snapshot) string {
+	if s.Private {
+		return mcp.CachePrivate
+	}
+	return mcp.CachePublic
+}
+
 // Empty is the result that says nothing more than that it is one.
 func (r *Renderer) Empty(rev *mcp.Revision) []byte { return r.begin(rev, nil, 0).end() }
 
@@ -160,7 +169,7 @@ func (r *Renderer) ToolError(rev *mcp.Revision, text string) []byte {
 // ResourceResult writes what resources/read found.
 func (r *Renderer) ResourceResult(rev *mcp.Revision, res *millracev1.ResourceResult) []byte {
 	o := r.begin(rev, res.GetMeta(), len(res.GetContents()))
-	o.raw("contents", res.GetContents())
+	o.raw("contents", fitContents(rev, res.GetContents()))
 	scope := mcp.CachePrivate
 	if res.GetPublic() {
 		scope = mcp.CachePublic
@@ -198,7 +207,7 @@ func (r *Renderer) PromptResult(rev *mcp.Revision, res *millracev1.PromptResult)
 	if res.GetDescription() != "" {
 		o.string("description", res.GetDescription())
 	}
-	o.raw("messages", res.GetMessages())
+	o.raw("messages", fitMessages(rev, res.GetMessages()))
 	return o.end()
 }
 
@@ -263,16 +272,16 @@ func Capabilities(rev *mcp.Revision) []byte {
 	return o.end()
 }
 
-// Discovery writes the result of server/discover.
-func (r *Renderer) Discovery(rev *mcp.Revision, instructions string) []byte {
-	o := r.begin(rev, nil, 256+len(instructions))
+// Discovery writes the result of server/discover for whoever sees s.
+func (r *Renderer) Discovery(rev *mcp.Revision, s *catalog.Snapshot) []byte {
+	o := r.begin(rev, nil, 256+len(s.Instructions))
 	o.key("supportedVersions")
-	o.buf = append(o.buf, SupportedVersions()...)
+	o.buf = append(o.buf, supportedVersions(true)...)
 	o.raw("capabilities", Capabilities(rev))
-	if instructions != "" {
-		o.string("instructions", instructions)
+	if s.Instructions != "" {
+		o.string("instructions", s.Instructions)
 	}
-	o.cache(rev, r.ListTTL, mcp.CachePublic)
+	o.cache(rev, r.ListTTL, cacheScope(s))
 	return o.end()
 }
 
@@ -281,19 +290,22 @@ func (r *Renderer) Initialization(rev *mcp.Revision, instructions string) []byte
 	o := newObject(256 + len(instructions))
 	o.string("protocolVersion", rev.Date)
 	o.raw("capabilities", Capabilities(rev))
-	o.raw("serverInfo", r.Server)
+	o.raw("serverInfo", fitServer(rev, r.Server))
 	if instructions != "" {
 		o.string("instructions", instructions)
 	}
 	return o.end()
 }
 
-// SupportedVersions writes the revisions there are, newest first, as a JSON
-// array.
-func SupportedVersions() []byte {
+// supportedVersions writes the revisions there are, newest first, as a JSON
+// array. perRequest: only those that a request can name for itself.
+func supportedVersions(perRequest bool) []byte {
 	b := []byte{'['}
-	for i, date := range mcp.Supported() {
-		if i > 0 {
+	for _, date := range mcp.Supported() {
+		if rev, ok := mcp.Lookup(date); !ok || perRequest && !rev.Modern {
+			continue
+		}
+		if len(b) > 1 {
 			b = append(b, ',')
 		}
 		b = jsonrpc.AppendString(b, date)
@@ -301,11 +313,13 @@ func SupportedVersions() []byte {
 	return append(b, ']')
 }
 
-// UnsupportedVersion is the error for a revision that no row of the table has
-// (specification 2026-07-28, basic/versioning).
-func UnsupportedVersion(requested string) *jsonrpc.Error {
+// UnsupportedVersion is the error for a revision that is not served
+// (specification 2026-07-28, basic/versioning). perRequest tells whether the
+// request named it for itself, so that only revisions of that kind help; to
+// others all there are is named, for the handshake or the header.
+func UnsupportedVersion(requested string, perRequest bool) *jsonrpc.Error {
 	o := newObject(128)
-	o.raw("supported", SupportedVersions())
+	o.raw("supported", supportedVersions(perRequest))
 	o.string("requested", requested)
 	return &jsonrpc.Error{
 		Code:    mcp.CodeUnsupportedVersion,

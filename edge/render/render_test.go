@@ -74,7 +74,7 @@ func TestDefinitionsPerRevision(t *testing.T) {
 		{"2025-11-25", array, `{"name":"t"}`},
 		{"2026-07-28", array, array},
 	} {
-		got := string(fit(revision(t, c.date), []byte(c.definition)))
+		got := string(Tools.fit(revision(t, c.date), []byte(c.definition)))
 		if squeeze(got) != squeeze(c.want) {
 			t.Errorf("%s:\ngot  %s\nwant %s", c.date, got, c.want)
 		}
@@ -111,6 +111,10 @@ func TestFailurePerRevision(t *testing.T) {
 		{"capability", backend.Failure{Kind: backend.MissingCapability, Data: []byte(`{"sampling":{}}`)}, true, map[string]int{"2025-11-25": toolError, "2026-07-28": -32021}},
 		{"capability in a prompt", backend.Failure{Kind: backend.MissingCapability, Data: []byte(`{"sampling":{}}`)}, false, map[string]int{"2025-11-25": internal, "2026-07-28": -32021}},
 		{"overloaded", backend.Failure{Kind: backend.Overloaded}, true, map[string]int{"2025-11-25": internal, "2026-07-28": internal}},
+		{"custom of an older revision", backend.Failure{Kind: backend.Custom, Code: -32002}, true, map[string]int{"2024-11-05": -32002, "2025-11-25": -32002, "2026-07-28": -32602}},
+		{"custom for a page", backend.Failure{Kind: backend.Custom, Code: -32042}, true, map[string]int{"2025-11-25": -32042, "2026-07-28": internal}},
+		{"custom of the specification's", backend.Failure{Kind: backend.Custom, Code: -32099}, true, map[string]int{"2025-11-25": -32099, "2026-07-28": internal}},
+		{"custom that is defined", backend.Failure{Kind: backend.Custom, Code: -32021}, true, map[string]int{"2026-07-28": -32021}},
 		{"custom", backend.Failure{Kind: backend.Custom, Code: -7}, true, map[string]int{"2024-11-05": -7, "2026-07-28": -7}},
 	} {
 		for date, want := range c.codes {

@@ -101,12 +101,12 @@ func (r *Ring) Encrypt(purpose string, payload []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	raw := make([]byte, 1+aead.NonceSize(), 1+aead.NonceSize()+len(payload)+aead.Overhead())
-	raw[0] = k.ID
-	if _, err := rand.Read(raw[1:]); err != nil {
+	nonce := make([]byte, aead.NonceSize())
+	if _, err := rand.Read(nonce); err != nil {
 		return "", fmt.Errorf("seal: no random nonce: %w", err)
 	}
-	raw = aead.Seal(raw, raw[1:], payload, []byte(purpose))
+	raw := append([]byte{k.ID}, nonce...)
+	raw = aead.Seal(raw, nonce, payload, []byte(purpose))
 	return base64.RawURLEncoding.EncodeToString(raw), nil
 }
 

@@ -34,8 +34,9 @@ func (e *Era) listen(ctx context.Context, c *methods.Client, m *jsonrpc.Message,
 	}
 	ctx, stop := e.Methods.Start(ctx, c, m)
 	defer stop()
-	snapshot := e.Methods.Backend.Snapshot(ctx)
-	sub := e.Changes.Open(filter.lists...)
+	caller := methods.Caller(c.Principal)
+	snapshot := e.Methods.Backend.Snapshot(ctx, caller)
+	sub := e.Changes.Open(caller, filter.lists...)
 	defer sub.Close()
 	agreed := filter.agreed(snapshot, sub)
 	if len(filter.uris) > 0 && sub.Sync(ctx) != nil {

@@ -69,8 +69,8 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 		return exchange.Refused(mcp.Modern(), http.StatusBadRequest, m.ID, err)
 	}
 	if m.Method == mcp.MethodDiscover {
-		instructions := e.Methods.Backend.Instructions()
-		return exchange.Succeeded(m.ID, e.Methods.Render.Discovery(client.Revision, instructions))
+		known := e.Methods.Backend.Known(methods.Caller(req.Principal))
+		return exchange.Succeeded(m.ID, e.Methods.Render.Discovery(client.Revision, known))
 	}
 	if m.Method == mcp.MethodListen {
 		return e.listen(ctx, client, m, out)
@@ -116,7 +116,7 @@ func (e *Era) checkTool(ctx context.Context, req *exchange.Request) *jsonrpc.Err
 	if err != nil {
 		return err
 	}
-	tool, ok := e.Methods.Backend.Snapshot(ctx).Tool(name)
+	tool, ok := e.Methods.Backend.Snapshot(ctx, methods.Caller(req.Principal)).Tool(name)
 	if !ok {
 		return nil
 	}
@@ -157,7 +157,7 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *jsonrpc.Error) {
 	}
 	rev, ok := mcp.Lookup(version)
 	if !ok || !rev.Modern {
-		return c, render.UnsupportedVersion(version)
+		return c, render.UnsupportedVersion(version, true)
 	}
 	c.Revision = rev
 	for _, field := range []struct {

@@ -63,6 +63,8 @@ func TestTools(t *testing.T) {
 		{tool: "test_reconnection", text: "Reconnection test completed."},
 		{tool: "count", args: `{"n":2,"delay_ms":1}`, text: `{"count":2}`},
 		{tool: "echo", args: `{ "n": 9007199254740993 }`, text: `{ "n": 9007199254740993 }`},
+		{tool: "big", args: `{"bytes":3,"as":"blob"}`, content: `"blob":"MDEy"`},
+		{tool: "big", args: `{"bytes":3,"as":"structured"}`, content: `"text":""`},
 		{tool: "slow", args: `{"ms":1}`, text: "That took 1 ms."},
 		{tool: "test_sampling", args: `{"prompt":"write"}`, text: "LLM response: a poem", asked: []string{"answer sampling/createMessage"}},
 		{tool: "test_elicitation", args: `{"message":"who?"}`, content: "action accept, content", asked: []string{"contact elicitation/create"}},
@@ -129,6 +131,9 @@ func TestFailures(t *testing.T) {
 	}
 	if out := workertest.Call(t, w, "big", map[string]int{"bytes": maxBig + 1}); out.Error.GetKind() != millracev1.Error_KIND_INVALID_ARGUMENTS {
 		t.Errorf("too big: %v", out.Error)
+	}
+	if out := workertest.Call(t, w, "big", map[string]any{"bytes": 1, "as": "picture"}); out.Error.GetKind() != millracev1.Error_KIND_INVALID_ARGUMENTS {
+		t.Errorf("no such shape: %v", out.Error)
 	}
 	none := &workertest.Client{Capabilities: struct{}{}}
 	if out := none.Call(t, w, "test_missing_capability", json.RawMessage(nil)); out.Error.GetKind() != millracev1.Error_KIND_MISSING_CAPABILITY || string(out.Error.GetData()) != `{"sampling":{}}` {

@@ -12,9 +12,9 @@ import (
 	"github.com/millrace/millrace/worker"
 )
 
-// maxBig is the largest text of the tool big, in bytes: as large as a result
-// may be.
-const maxBig = 64 << 20
+// maxBig is how much the tool big returns at most, in bytes: more than a result
+// may have, so that clients can see what happens then.
+const maxBig = 80 << 20
 
 // addTestTools adds what tests of ours need.
 func (e *Everything) addTestTools() {
@@ -24,15 +24,26 @@ func (e *Everything) addTestTools() {
 		return &worker.Result{Structured: args}, nil
 	})
 	worker.AddTool(e.worker, worker.Tool{
-		Name: "big", Description: "Returns a text of as many bytes as it is told.", Annotations: readOnly(),
+		Name: "big", Description: "Returns as many bytes as it is told, as a text, in a resource (as: blob) or as structured content (as: structured).", Annotations: readOnly(),
 	}, func(_ context.Context, _ *worker.Call, in struct {
-		Bytes int `json:"bytes" jsonschema:"how long the text is"`
+		Bytes int    `json:"bytes" jsonschema:"how long it is"`
+		As    string `json:"as,omitempty" jsonschema:"text, blob or structured; text if left out"`
 	},
-	) (string, error) {
+	) (*worker.Result, error) {
 		if in.Bytes < 0 || in.Bytes > maxBig {
-			return "", worker.InvalidArguments(fmt.Sprintf("bytes must be from 0 to %d", maxBig))
+			return nil, worker.InvalidArguments(fmt.Sprintf("bytes must be from 0 to %d", maxBig))
 		}
-		return Big(in.Bytes), nil
+		switch in.As {
+		case "", "text":
+			return &worker.Result{Content: []worker.Content{worker.Text(Big(in.Bytes))}}, nil
+		case "blob":
+			return &worker.Result{Content: []worker.Content{worker.EmbeddedResource(worker.ResourceContents{
+				URI: "test://big", MIMEType: "application/octet-stream", Blob: []byte(Big(in.Bytes)),
+			})}}, nil
+		case "structured":
+			return &worker.Result{Content: []worker.Content{worker.Text("")}, Structured: map[string]string{"big": Big(in.Bytes)}}, nil
+		}
+		return nil, worker.InvalidArguments("as must be text, blob or structured")
 	})
 	worker.AddTool(e.worker, worker.Tool{
 		Name: "slow", Description: "Returns after as many milliseconds as it is told.", Annotations: readOnly(), Timeout: time.Hour,
@@ -85,7 +96,7 @@ func (e *Everything) addTestTools() {
 	})
 }
 
-// Big returns the text of the tool big: what has arrived whole is equal to it.
+// Big returns what the tool big returns: what has arrived whole is equal to it.
 func Big(bytes int) string {
 	const line = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"
 	return strings.Repeat(line, bytes/len(line)+1)[:bytes]

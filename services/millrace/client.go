@@ -24,6 +24,8 @@ import (
 type client struct {
 	url  string
 	http *http.Client
+	// token is the bearer token; empty: none is sent.
+	token string
 }
 
 // rpcError is a JSON-RPC error of the server.
@@ -77,6 +79,9 @@ func (c *client) request(ctx context.Context, method, name string, params map[st
 	if name != "" {
 		req.Header.Set(mcp.HeaderName, name)
 	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, &exitError{exitUnreachable, fmt.Errorf("no answer from %s: %w", c.url, errors.Unwrap(err))}
@@ -107,8 +112,9 @@ func (c *client) request(ctx context.Context, method, name string, params map[st
 	}
 }
 
-// maxAnswer is the largest event that is read, the bound on results.
-const maxAnswer = 64 << 20
+// maxAnswer is the largest event that is read: the bound on results, 64 MiB,
+// with room for what is around them.
+const maxAnswer = 66 << 20
 
 // readMessage reads one message of the server; final is true for the answer.
 func readMessage(raw []byte, onProgress func(progress)) (result json.RawMessage, final bool, err error) {
@@ -164,13 +170,15 @@ func (c *client) list(ctx context.Context, method, member string) ([]json.RawMes
 type serverFlags struct {
 	URL  string `default:"http://127.0.0.1:8080/mcp" env:"MILLRACE_URL" help:"MCP endpoint of an edge."`
 	NATS string `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to use instead, by an edge inside this process."`
+
+	Token string `env:"MILLRACE_TOKEN" help:"Bearer token for the edge. Others on this machine can see flags: use the variable."`
 }
 
 // withEdge runs do against the server the flags name: over HTTP, or with an
 // edge of its own on the cluster's NATS. e is nil over HTTP.
 func (f *serverFlags) withEdge(ctx context.Context, a *app, do func(ctx context.Context, c *client, e *edge.Edge) error) error {
 	if f.NATS == "" {
-		return do(ctx, &client{url: f.URL, http: &http.Client{}}, nil)
+		return do(ctx, &client{url: f.URL, http: &http.Client{}, token: f.Token}, nil)
 	}
 	r := &roles{app: a}
 	r.conn.URL = f.NATS

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/millrace/millrace/edge"
+	"github.com/millrace/millrace/edge/auth"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/proto/bus"
@@ -77,25 +78,39 @@ type edgeFlags struct {
 	MaxBody        int           `default:"16777216" env:"MILLRACE_MAX_BODY" help:"Largest message in bytes."`
 	CallTimeout    time.Duration `default:"60s" env:"MILLRACE_CALL_TIMEOUT" help:"How long a call may go without a result or progress."`
 	SessionKeyFile string        `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with the key that all edges sign sessions with, at least 16 bytes. Without it each edge makes its own."`
+	Tokens         string        `env:"MILLRACE_TOKENS" type:"existingfile" help:"File of the bearer tokens that are let in, read again when it changes; see docs/authentication.md. Without it everybody is."`
+	RequireScope   []string      `env:"MILLRACE_REQUIRE_SCOPE" placeholder:"SCOPE" help:"Scope that every token must have; repeat for several."`
 }
 
-func (f *edgeFlags) config(a *app) (edge.Config, error) {
+// config is what the flags say, and the actors that an edge needs for it: they
+// are to be stopped after the edge's door.
+func (f *edgeFlags) config(a *app) (edge.Config, []actor, error) {
 	cfg := edge.Config{
 		Server:      mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
 		Hosts:       f.AllowedHosts,
 		Origins:     f.AllowedOrigins,
 		CallTimeout: f.CallTimeout,
 		Logger:      a.log,
+
+		RequiredScopes: f.RequireScope,
 	}
 	cfg.Limits.MaxBytes = f.MaxBody
 	if f.SessionKeyFile != "" {
 		secret, err := os.ReadFile(f.SessionKeyFile)
 		if err != nil {
-			return cfg, fmt.Errorf("session key: %w", err)
+			return cfg, nil, fmt.Errorf("session key: %w", err)
 		}
 		cfg.Keys = []seal.Key{{ID: 1, Secret: secret}}
 	}
-	return cfg, nil
+	if f.Tokens == "" {
+		return cfg, nil, nil
+	}
+	tokens, err := auth.OpenTokens(auth.TokensConfig{File: f.Tokens, Logger: a.log})
+	if err != nil {
+		return cfg, nil, err
+	}
+	cfg.Authenticator = tokens
+	return cfg, []actor{{"tokens", tokens.Run}}, nil
 }
 
 // edge builds an edge without a listener.
@@ -119,8 +134,14 @@ func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, e
 // has the pools. Its actor is to be added before the edge's, so that it drains
 // first.
 func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
+	// HTTP/2 without TLS is how proxies and meshes like to speak to what stands
+	// behind them; a client has to begin with it, nothing is negotiated.
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{
 		Handler:           e.Handler(),
+		Protocols:         protocols,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,

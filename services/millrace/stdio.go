@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -57,7 +60,29 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		return e.ServeStdio(ctx, a.stdin, a.stdout)
-	}})
+	}}, actor{"client", func(ctx context.Context) error { return watchReader(ctx, a.stdout) }})
 	p.add(actors...)
 	return p.run()
+}
+
+// readerInterval is how often watchReader looks.
+const readerInterval = 500 * time.Millisecond
+
+// watchReader returns an error when the other end of stdout is closed: a client
+// that was killed reads no answers, so none are worked for. A write would tell,
+// but a call that takes an hour writes nothing.
+func watchReader(ctx context.Context, stdout io.Writer) error {
+	f, ok := stdout.(*os.File)
+	tick := time.NewTicker(readerInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if ok && readerGone(f) {
+				return errors.New("the client does not read any more")
+			}
+		}
+	}
 }

@@ -18,7 +18,7 @@ type upCmd struct {
 
 // Run runs the roles until one ends or a signal comes.
 func (c *upCmd) Run(ctx context.Context, a *app) error {
-	cfg, err := c.config(a)
+	cfg, more, err := c.config(a)
 	if err != nil {
 		return err
 	}
@@ -34,6 +34,7 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 	}
 	p := newProcess(ctx, a.log)
 	p.add(r.http(ln, e, c.Worker))
+	p.add(more...)
 	p.add(actors...)
 	return p.run()
 }
@@ -56,7 +57,7 @@ type edgeCmd struct {
 
 // Run runs the edge until a signal comes.
 func (c *edgeCmd) Run(ctx context.Context, a *app) error {
-	cfg, err := c.config(a)
+	cfg, more, err := c.config(a)
 	if err != nil {
 		return err
 	}
@@ -72,6 +73,7 @@ func (c *edgeCmd) Run(ctx context.Context, a *app) error {
 	}
 	p := newProcess(ctx, a.log)
 	p.add(r.http(ln, e, nil), edgeActor)
+	p.add(more...)
 	return p.run()
 }
 

@@ -333,6 +333,9 @@ func register(t testing.TB, w *worker.Worker) *registrar {
 	if err := w.Register(service); err != nil {
 		t.Fatalf("workertest: the worker cannot be run: %v", err)
 	}
+	for _, p := range w.Problems() {
+		t.Errorf("workertest: the tool %q is not offered: %s", p.Tool, p.Reason)
+	}
 	return service
 }
 

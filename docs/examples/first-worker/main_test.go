@@ -9,6 +9,7 @@ import (
 )
 
 func TestWordCount(t *testing.T) {
+	t.Parallel()
 	w := newWorker(slog.New(slog.DiscardHandler))
 	outcome := workertest.Call(t, w, "word_count", map[string]string{"text": "To be, or not to be!"})
 	if outcome.Error != nil {

@@ -95,6 +95,11 @@ func importLaw() []law {
 			why: "the catalog is the same for all eras; each encodes it in its own way",
 		},
 		{
+			from:  []string{"./edge/auth"},
+			never: []string{"./edge/legacy/...", "./edge/stateless/...", "./edge/session/...", "./proto/...", "./worker/...", "google.golang.org/grpc/..."},
+			why:   "who calls is settled before anything of the protocol is read, and is the same for all eras and carriers",
+		},
+		{
 			// The examples are programs of their own, as a user writes them.
 			from: []string{"./..."}, except: []string{"./services/millrace", "./docs/examples/..."},
 			never: []string{"flag", "os/signal", "github.com/alecthomas/kong", "github.com/oklog/run"},
