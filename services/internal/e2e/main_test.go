@@ -1,7 +1,8 @@
 // Package e2e tests Millrace from outside: the binary as users start it, and
 // the client libraries that they use, over HTTP and stdio.
 //
-// The binary is built once per run, with the race detector. What the clients
+// The binary is built once per run, with the race detector, and once without
+// for the tests of large messages. What the clients
 // need is installed once per machine (see clients_install_test.go); a failed
 // build or installation fails the tests, and nothing is skipped.
 package e2e
@@ -56,6 +57,24 @@ func millrace(t *testing.T) string {
 	t.Helper()
 	dependOnSources(t)
 	path, err := buildBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// buildPlain builds the binary as users get it.
+var buildPlain = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(scratch, "plain", "millrace")
+	return path, goBuild(root, "-o", path, "./services/millrace")
+})
+
+// plain returns the path of the binary without the race detector, for tests of
+// many bytes, each of which the detector makes ten times as expensive.
+func plain(t *testing.T) string {
+	t.Helper()
+	dependOnSources(t)
+	path, err := buildPlain()
 	if err != nil {
 		t.Fatal(err)
 	}

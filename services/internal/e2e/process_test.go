@@ -95,8 +95,14 @@ func start(t *testing.T, args ...string) *process {
 // startTo is start for a test that reads stdout itself.
 func startTo(t *testing.T, stdout io.Writer, args ...string) *process {
 	t.Helper()
+	return startBinary(t, millrace(t), stdout, args...)
+}
+
+// startBinary is startTo for another build of the binary.
+func startBinary(t *testing.T, binary string, stdout io.Writer, args ...string) *process {
+	t.Helper()
 	p := &process{t: t, done: make(chan struct{})}
-	p.cmd = exec.Command(millrace(t), args...)
+	p.cmd = exec.Command(binary, args...)
 	p.cmd.Env = environment()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	if stdout != nil {
@@ -173,7 +179,13 @@ type server struct {
 // waits until it is ready.
 func serve(t *testing.T, command string, args ...string) *server {
 	t.Helper()
-	p := start(t, append([]string{command, "--listen", "127.0.0.1:0"}, args...)...)
+	return serveBinary(t, millrace(t), command, args...)
+}
+
+// serveBinary is serve for another build of the binary.
+func serveBinary(t *testing.T, binary, command string, args ...string) *server {
+	t.Helper()
+	p := startBinary(t, binary, nil, append([]string{command, "--listen", "127.0.0.1:0"}, args...)...)
 	return &server{p, p.log(`msg="serving MCP" url=(\S+)`)[0]}
 }
 
@@ -203,7 +215,7 @@ func execute(t *testing.T, stdin string, cmd *exec.Cmd) result {
 	bounded.Stdin = strings.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	bounded.Stdout, bounded.Stderr = &stdout, &stderr
-	bounded.WaitDelay = time.Second // a grandchild may hold the pipes
+	bounded.WaitDelay = 20 * time.Second // a grandchild may hold the pipes, and a busy machine be slow to empty them
 	err := bounded.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Errorf("%v: %v\n%s", cmd.Args, err, stderr.String())

@@ -3,9 +3,9 @@
 // which the tests judge: nothing is judged here.
 
 // The command line of every client program:
-//   [--mode MODE] [--scenario full|cancel] (http URL | stdio COMMAND ARGS...)
+//   [--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)
 export function commandLine(argv) {
-  const options = { mode: '', scenario: 'full' };
+  const options = { mode: '', scenario: 'glossary' };
   const rest = [...argv];
   while (rest.length > 0 && rest[0].startsWith('--')) {
     const name = rest.shift().slice(2);
@@ -14,7 +14,7 @@ export function commandLine(argv) {
   }
   const [transport, ...target] = rest;
   if ((transport !== 'http' && transport !== 'stdio') || target.length === 0) {
-    throw new Error('usage: [--mode MODE] [--scenario full|cancel] (http URL | stdio COMMAND ARGS...)');
+    throw new Error('usage: [--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)');
   }
   return { ...options, transport, target };
 }
@@ -25,24 +25,66 @@ function errorOf(err) {
   return { name: err?.name, code: typeof err?.code === 'number' ? err.code : undefined, message, data: err?.data };
 }
 
+// capabilities are what every client declares.
+export const capabilities = { elicitation: {}, sampling: {}, roots: {} };
+
+// What the user of every client fills in, where a form asks for it.
+const filledIn = { name: 'Ada', username: 'ada', email: 'ada@example.com', color: 'green', ok: true };
+
+// answers are what every client answers to a server that asks, by method.
+export const answers = {
+  'elicitation/create': ({ params }) => ({
+    action: 'accept',
+    content: Object.fromEntries(Object.keys(params.requestedSchema.properties).map((key) => [key, filledIn[key]])),
+  }),
+  'sampling/createMessage': ({ params }) => ({
+    role: 'assistant',
+    model: 'none',
+    stopReason: 'endTurn',
+    content: { type: 'text', text: `answer to ${[params.messages[0].content].flat()[0].text}` },
+  }),
+  'roots/list': () => ({ roots: [{ uri: 'file:///a', name: 'a' }, { uri: 'file:///b', name: 'b' }] }),
+};
+
+// What the scenario everything calls besides count: tools that ask.
+const asking = [
+  { name: 'test_elicitation', arguments: { message: 'Who are you?' } },
+  { name: 'test_sampling', arguments: { prompt: 'a question' } },
+  { name: 'test_input_required_result_elicitation', arguments: {} },
+  { name: 'test_input_required_result_sampling', arguments: {} },
+  { name: 'test_input_required_result_list_roots', arguments: {} },
+  { name: 'test_input_required_result_multi_round', arguments: {} },
+  { name: 'test_input_required_result_multiple_inputs', arguments: {} },
+];
+
 // run connects and goes through a scenario. The steps are:
 //   connect(onMessage)   resolves when the handshake is done; onMessage is
 //                        called with each message as it arrives from then on
 //   version()            the negotiated revision
 //   list(kind)           'tools', 'resources' or 'templates': all items
 //   call(params, options)  options: onprogress, signal
-//   read(uri), close()
+//   read(uri), prompt(params), complete(params), close()
 export async function run(name, options, steps) {
   const report = {
     client: name, mode: options.mode, protocolVersion: '',
-    tools: [], resources: [], templates: [], calls: [], read: null, errors: [],
+    tools: [], resources: [], templates: [], calls: [], read: null,
+    prompt: null, completion: null, errors: [],
   };
-  // The order of arrival: progress notifications and answers.
-  const arrived = [];
+  // Both libraries take the id of a request as its progress token, so what
+  // comes after an answer is known by the id that was answered.
+  let answered; // the id of the last answer
+  const allAnswered = new Set();
+  const late = new Set(); // ids with progress after their answer
+  const arrived = new Map(); // what was read from the server, by id
+  // Messages of one read from a pipe are handed out in one turn. The libraries
+  // take an answer at once and progress at the end of the turn, when nobody
+  // waits for it any more: progress of the turn of its answer is dropped.
+  const inTurn = new Map(); // number of progress notifications of this turn, by id
+  const dropped = new Map(); // the same at the answer
+  const judges = [];
   const call = async (params, { progress = false, cancelAfter = 0 } = {}) => {
-    const entry = { tool: params.name, result: null, error: null, progress: [], progressBeforeResult: true };
+    const entry = { tool: params.name, result: null, error: null, progress: [], arrived: [], dropped: 0, progressBeforeResult: true };
     report.calls.push(entry);
-    const begin = arrived.length;
     const controller = new AbortController();
     const callOptions = {};
     if (progress) {
@@ -57,35 +99,58 @@ export async function run(name, options, steps) {
     } catch (err) {
       entry.error = errorOf(err);
     }
-    return () => {
-      // Judged at the end of the program, so that late notifications count.
-      const own = arrived.slice(begin);
-      entry.progressBeforeResult = own.lastIndexOf('progress') < own.indexOf('answer');
-    };
+    const id = answered;
+    // Judged at the end of the program, so that late notifications count.
+    judges.push(() => {
+      entry.progressBeforeResult = !late.has(id);
+      entry.arrived = arrived.get(id) ?? [];
+      entry.dropped = dropped.get(id) ?? 0;
+    });
   };
   try {
     await steps.connect((message) => {
-      if (message.method === 'notifications/progress') arrived.push('progress');
-      else if (message.method === undefined) arrived.push('answer');
+      if (message.method === 'notifications/progress') {
+        const id = message.params.progressToken;
+        if (allAnswered.has(id)) late.add(id);
+        arrived.set(id, [...(arrived.get(id) ?? []), message.params]);
+        if (inTurn.size === 0) queueMicrotask(() => inTurn.clear());
+        inTurn.set(id, (inTurn.get(id) ?? 0) + 1);
+      } else if (message.method === undefined) {
+        answered = message.id;
+        allAnswered.add(answered);
+        dropped.set(answered, inTurn.get(answered) ?? 0);
+      }
     });
     report.protocolVersion = steps.version();
-    if (options.scenario === 'cancel') {
-      await call({ name: 'reindex', arguments: {} }, { progress: true, cancelAfter: 2 });
-      await call({ name: 'get_term', arguments: { slug: 'agent-readiness' } });
-    } else {
-      report.tools = (await steps.list('tools')).map((t) => t.name);
-      report.resources = (await steps.list('resources')).map((r) => r.uri);
-      report.templates = (await steps.list('templates')).map((t) => t.uriTemplate);
-      await call({ name: 'search_term', arguments: { query: 'context engineering' } });
-      await call({ name: 'get_term', arguments: { slug: 'agent-readiness' } });
-      await call({ name: 'get_term', arguments: {} });
-      await call({ name: 'no_such_tool', arguments: {} });
-      report.read = await steps.read('memo://notes/projekt');
-      const judge = await call({ name: 'reindex', arguments: {} }, { progress: true });
-      await call({ name: 'get_term', arguments: { slug: 'mcp' } });
-      judge();
+    switch (options.scenario) {
+      case 'cancel':
+        await call({ name: 'reindex', arguments: {} }, { progress: true, cancelAfter: 2 });
+        await call({ name: 'get_term', arguments: { slug: 'agent-readiness' } });
+        break;
+      case 'everything':
+        report.tools = (await steps.list('tools')).map((t) => t.name);
+        for (let i = 0; i < 100; i++) await call({ name: 'count', arguments: { n: 20, delay_ms: 1 } }, { progress: true });
+        report.read = await steps.read('test://static-binary');
+        report.prompt = await steps.prompt({ name: 'test_prompt_with_arguments', arguments: { arg1: 'one', arg2: 'two' } });
+        report.completion = await steps.complete({
+          ref: { type: 'ref/prompt', name: 'test_prompt_with_arguments' }, argument: { name: 'arg1', value: 'par' },
+        });
+        for (const params of asking) await call(params);
+        break;
+      default:
+        report.tools = (await steps.list('tools')).map((t) => t.name);
+        report.resources = (await steps.list('resources')).map((r) => r.uri);
+        report.templates = (await steps.list('templates')).map((t) => t.uriTemplate);
+        await call({ name: 'search_term', arguments: { query: 'context engineering' } });
+        await call({ name: 'get_term', arguments: { slug: 'agent-readiness' } });
+        await call({ name: 'get_term', arguments: {} });
+        await call({ name: 'no_such_tool', arguments: {} });
+        report.read = await steps.read('memo://notes/projekt');
+        await call({ name: 'reindex', arguments: {} }, { progress: true });
+        await call({ name: 'get_term', arguments: { slug: 'mcp' } });
     }
     await steps.close();
+    for (const judge of judges) judge();
   } catch (err) {
     report.errors.push(errorOf(err));
   }

@@ -2,10 +2,14 @@
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
-import { commandLine, run } from './scenario.mjs';
+import { CreateMessageRequestSchema, ElicitRequestSchema, ListRootsRequestSchema } from '@modelcontextprotocol/sdk/types.js';
+import { answers, capabilities, commandLine, run } from './scenario.mjs';
 
 const options = commandLine(process.argv.slice(2));
-const client = new Client({ name: 'e2e-sdk', version: '1.0.0' });
+const client = new Client({ name: 'e2e-sdk', version: '1.0.0' }, { capabilities });
+for (const schema of [CreateMessageRequestSchema, ElicitRequestSchema, ListRootsRequestSchema]) {
+  client.setRequestHandler(schema, answers[schema.shape.method.value]);
+}
 const transport = options.transport === 'http'
   ? new StreamableHTTPClientTransport(new URL(options.target[0]))
   : new StdioClientTransport({ command: options.target[0], args: options.target.slice(1), env: process.env, stderr: 'inherit' });
@@ -43,5 +47,7 @@ await run('sdk', options, {
   },
   call: (params, callOptions) => client.callTool(params, undefined, callOptions),
   read: (uri) => client.readResource({ uri }),
+  prompt: (params) => client.getPrompt(params),
+  complete: (params) => client.complete(params),
   close: () => client.close(),
 });

@@ -64,7 +64,20 @@ func (s *steps) Connect(ctx context.Context) (string, error) {
 		ProgressNotificationHandler: func(_ context.Context, req *mcp.ProgressNotificationClientRequest) {
 			s.count(s.handled, fmt.Sprint(req.Params.ProgressToken))
 		},
+		ElicitationHandler: func(_ context.Context, req *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+			content, err := scenario.Fill(req.Params.RequestedSchema)
+			return &mcp.ElicitResult{Action: "accept", Content: content}, err
+		},
+		CreateMessageHandler: func(_ context.Context, req *mcp.CreateMessageRequest) (*mcp.CreateMessageResult, error) { //nolint:staticcheck // deprecated, and in use
+			text, err := scenario.Sample(req.Params.Messages[0].Content)
+			return &mcp.CreateMessageResult{ //nolint:staticcheck // as above
+				Model: "none", Role: "assistant", StopReason: "endTurn", Content: &mcp.TextContent{Text: text},
+			}, err
+		},
 	})
+	for _, uri := range scenario.Roots() {
+		client.AddRoots(&mcp.Root{URI: uri}) //nolint:staticcheck // as above
+	}
 	session, err := client.Connect(ctx, carrier, &mcp.ClientSessionOptions{ProtocolVersion: s.line.Mode})
 	if err != nil {
 		return "", fmt.Errorf("connect: %w", err)
@@ -149,6 +162,19 @@ func (s *steps) Call(ctx context.Context, tool string, arguments map[string]any,
 // Read implements scenario.Client.
 func (s *steps) Read(ctx context.Context, uri string) (any, error) {
 	return s.session.ReadResource(ctx, &mcp.ReadResourceParams{URI: uri})
+}
+
+// Prompt implements scenario.Client.
+func (s *steps) Prompt(ctx context.Context, name string, arguments map[string]string) (any, error) {
+	return s.session.GetPrompt(ctx, &mcp.GetPromptParams{Name: name, Arguments: arguments})
+}
+
+// Complete implements scenario.Client.
+func (s *steps) Complete(ctx context.Context, prompt, argument, value string) (any, error) {
+	return s.session.Complete(ctx, &mcp.CompleteParams{
+		Ref:      &mcp.CompleteReference{Type: "ref/prompt", Name: prompt},
+		Argument: mcp.CompleteParamsArgument{Name: argument, Value: value},
+	})
 }
 
 // Close implements scenario.Client.

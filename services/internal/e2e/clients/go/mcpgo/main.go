@@ -47,7 +47,9 @@ func (s *steps) Connect(ctx context.Context) (string, error) {
 		carrier = transport.NewStdioWithOptions(s.line.Target[0], nil, s.line.Target[1:],
 			transport.WithCommandStderrWriter(os.Stderr))
 	}
-	var options []client.ClientOption
+	options := []client.ClientOption{
+		client.WithElicitationHandler(user{}), client.WithSamplingHandler(user{}), client.WithRootsHandler(user{}),
+	}
 	if s.line.Mode != "" {
 		options = append(options, client.WithProtocolVersion(s.line.Mode))
 	}
@@ -113,6 +115,21 @@ func (s *steps) Read(ctx context.Context, uri string) (any, error) {
 	return s.client.ReadResource(ctx, request)
 }
 
+// Prompt implements scenario.Client.
+func (s *steps) Prompt(ctx context.Context, name string, arguments map[string]string) (any, error) {
+	var request mcp.GetPromptRequest
+	request.Params.Name, request.Params.Arguments = name, arguments
+	return s.client.GetPrompt(ctx, request)
+}
+
+// Complete implements scenario.Client.
+func (s *steps) Complete(ctx context.Context, prompt, argument, value string) (any, error) {
+	var request mcp.CompleteRequest
+	request.Params.Ref = mcp.PromptReference{Type: "ref/prompt", Name: prompt}
+	request.Params.Argument = mcp.CompleteArgument{Name: argument, Value: value}
+	return s.client.Complete(ctx, request)
+}
+
 // Close implements scenario.Client.
 func (s *steps) Close() error { return s.client.Close() }
 
@@ -130,4 +147,33 @@ func (s *steps) Failure(err error) scenario.Failure {
 		}
 	}
 	return f
+}
+
+// user answers a server that asks.
+type user struct{}
+
+// Elicit implements client.ElicitationHandler.
+func (user) Elicit(_ context.Context, request mcp.ElicitationRequest) (*mcp.ElicitationResult, error) {
+	content, err := scenario.Fill(request.Params.RequestedSchema)
+	return &mcp.ElicitationResult{ElicitationResponse: mcp.ElicitationResponse{
+		Action: mcp.ElicitationResponseActionAccept, Content: content,
+	}}, err
+}
+
+// CreateMessage implements client.SamplingHandler.
+func (user) CreateMessage(_ context.Context, request mcp.CreateMessageRequest) (*mcp.CreateMessageResult, error) {
+	text, err := scenario.Sample(request.Messages[0].Content)
+	return &mcp.CreateMessageResult{
+		SamplingMessage: mcp.SamplingMessage{Role: mcp.RoleAssistant, Content: mcp.NewTextContent(text)},
+		Model:           "none", StopReason: "endTurn",
+	}, err
+}
+
+// ListRoots implements client.RootsHandler.
+func (user) ListRoots(context.Context, mcp.ListRootsRequest) (*mcp.ListRootsResult, error) {
+	result := &mcp.ListRootsResult{}
+	for _, uri := range scenario.Roots() {
+		result.Roots = append(result.Roots, mcp.Root{URI: uri})
+	}
+	return result, nil
 }

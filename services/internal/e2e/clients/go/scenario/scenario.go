@@ -16,7 +16,7 @@ import (
 
 // CommandLine is the command line of every client program:
 //
-//	[--mode MODE] [--scenario full|cancel] (http URL | stdio COMMAND ARGS...)
+//	[--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)
 type CommandLine struct {
 	Mode, Scenario string
 	Transport      string
@@ -25,7 +25,7 @@ type CommandLine struct {
 
 // Parse reads the command line without the name of the program.
 func Parse(args []string) (CommandLine, error) {
-	c := CommandLine{Scenario: "full"}
+	c := CommandLine{Scenario: "glossary"}
 	for len(args) >= 2 && strings.HasPrefix(args[0], "--") {
 		switch args[0] {
 		case "--mode":
@@ -38,7 +38,7 @@ func Parse(args []string) (CommandLine, error) {
 		args = args[2:]
 	}
 	if len(args) < 2 || args[0] != "http" && args[0] != "stdio" {
-		return c, errors.New("usage: [--mode MODE] [--scenario full|cancel] (http URL | stdio COMMAND ARGS...)")
+		return c, errors.New("usage: [--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)")
 	}
 	c.Transport, c.Target = args[0], args[1:]
 	return c, nil
@@ -72,6 +72,8 @@ type Report struct {
 	Templates       []string        `json:"templates"`
 	Calls           []*Call         `json:"calls"`
 	Read            json.RawMessage `json:"read"`
+	Prompt          json.RawMessage `json:"prompt"`
+	Completion      json.RawMessage `json:"completion"`
 	Errors          []Failure       `json:"errors"`
 }
 
@@ -82,6 +84,9 @@ type Client interface {
 	List(ctx context.Context) (tools, resources, templates []string, err error)
 	Call(ctx context.Context, tool string, arguments map[string]any, progressToken string) (any, error)
 	Read(ctx context.Context, uri string) (any, error)
+	Prompt(ctx context.Context, name string, arguments map[string]string) (any, error)
+	// Complete completes an argument of a prompt.
+	Complete(ctx context.Context, prompt, argument, value string) (any, error)
 	Close() error
 	Failure(err error) Failure
 }
@@ -175,51 +180,151 @@ func (r *Report) run(ctx context.Context, line CommandLine, c Client, w *Watch) 
 			err = errors.Join(err, fmt.Errorf("close: %w", closeErr))
 		}
 	}()
-	call := func(ctx context.Context, tool string, arguments map[string]any, token string) (judge func()) {
-		entry := &Call{Tool: tool}
-		r.Calls = append(r.Calls, entry)
-		begin := w.len()
-		result, err := c.Call(ctx, tool, arguments, token)
-		w.Answer()
-		if err != nil {
-			failure := c.Failure(err)
-			entry.Error = &failure
-		} else if entry.Result, err = json.Marshal(result); err != nil {
-			r.Errors = append(r.Errors, c.Failure(err))
-		}
-		judge = func() { entry.Progress, entry.ProgressBeforeResult = w.of(token, begin) }
-		judge()
-		return judge
-	}
-	if line.Scenario == "cancel" {
-		cancelled, cancel := context.WithCancel(ctx)
-		defer cancel()
-		const progressToken = "reindex-cancelled" //nolint:gosec // it names progress and opens nothing
-		w.listen(func() {
-			if progress, _ := w.of(progressToken, 0); len(progress) >= 2 {
-				cancel()
-			}
-		})
-		call(cancelled, "reindex", map[string]any{}, progressToken)
-		call(ctx, "get_term", map[string]any{"slug": "agent-readiness"}, "")
+	switch line.Scenario {
+	case "cancel":
+		r.cancel(ctx, c, w)
 		return nil
+	case "everything":
+		return r.everything(ctx, c, w)
+	default:
+		return r.glossary(ctx, c, w)
 	}
+}
+
+// call makes one call. What came late counts too: judge looks again.
+func (r *Report) call(ctx context.Context, c Client, w *Watch, tool string, arguments map[string]any, token string) (judge func()) {
+	entry := &Call{Tool: tool}
+	r.Calls = append(r.Calls, entry)
+	begin := w.len()
+	result, err := c.Call(ctx, tool, arguments, token)
+	w.Answer()
+	if err != nil {
+		failure := c.Failure(err)
+		entry.Error = &failure
+	} else if entry.Result, err = json.Marshal(result); err != nil {
+		r.Errors = append(r.Errors, c.Failure(err))
+	}
+	judge = func() { entry.Progress, entry.ProgressBeforeResult = w.of(token, begin) }
+	judge()
+	return judge
+}
+
+// keep writes a result into the report.
+func keep(into *json.RawMessage, result any, err error) error {
+	if err == nil {
+		*into, err = json.Marshal(result)
+	}
+	return err
+}
+
+func (r *Report) cancel(ctx context.Context, c Client, w *Watch) {
+	cancelled, cancel := context.WithCancel(ctx)
+	defer cancel()
+	const progressToken = "reindex-cancelled" //nolint:gosec // it names progress and opens nothing
+	w.listen(func() {
+		if progress, _ := w.of(progressToken, 0); len(progress) >= 2 {
+			cancel()
+		}
+	})
+	r.call(cancelled, c, w, "reindex", map[string]any{}, progressToken)
+	r.call(ctx, c, w, "get_term", map[string]any{"slug": "agent-readiness"}, "")
+}
+
+func (r *Report) glossary(ctx context.Context, c Client, w *Watch) (err error) {
 	if r.Tools, r.Resources, r.Templates, err = c.List(ctx); err != nil {
 		return fmt.Errorf("list: %w", err)
 	}
-	call(ctx, "search_term", map[string]any{"query": "context engineering"}, "")
-	call(ctx, "get_term", map[string]any{"slug": "agent-readiness"}, "")
-	call(ctx, "get_term", map[string]any{}, "")
-	call(ctx, "no_such_tool", map[string]any{}, "")
+	r.call(ctx, c, w, "search_term", map[string]any{"query": "context engineering"}, "")
+	r.call(ctx, c, w, "get_term", map[string]any{"slug": "agent-readiness"}, "")
+	r.call(ctx, c, w, "get_term", map[string]any{}, "")
+	r.call(ctx, c, w, "no_such_tool", map[string]any{}, "")
 	read, err := c.Read(ctx, "memo://notes/projekt")
-	if err != nil {
+	if err := keep(&r.Read, read, err); err != nil {
 		return fmt.Errorf("read: %w", err)
 	}
-	if r.Read, err = json.Marshal(read); err != nil {
-		return fmt.Errorf("read: %w", err)
-	}
-	judge := call(ctx, "reindex", map[string]any{}, "reindex-whole")
-	call(ctx, "get_term", map[string]any{"slug": "mcp"}, "")
-	judge() // again: what came late counts too
+	judge := r.call(ctx, c, w, "reindex", map[string]any{}, "reindex-whole")
+	r.call(ctx, c, w, "get_term", map[string]any{"slug": "mcp"}, "")
+	judge()
 	return nil
 }
+
+func (r *Report) everything(ctx context.Context, c Client, w *Watch) (err error) {
+	if r.Tools, _, _, err = c.List(ctx); err != nil {
+		return fmt.Errorf("list: %w", err)
+	}
+	var judges []func()
+	for i := range 100 {
+		judges = append(judges, r.call(ctx, c, w, "count", map[string]any{"n": 20, "delay_ms": 1}, fmt.Sprintf("count-%d", i)))
+	}
+	read, err := c.Read(ctx, "test://static-binary")
+	if err := keep(&r.Read, read, err); err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	prompt, err := c.Prompt(ctx, "test_prompt_with_arguments", map[string]string{"arg1": "one", "arg2": "two"})
+	if err := keep(&r.Prompt, prompt, err); err != nil {
+		return fmt.Errorf("prompt: %w", err)
+	}
+	completion, err := c.Complete(ctx, "test_prompt_with_arguments", "arg1", "par")
+	if err := keep(&r.Completion, completion, err); err != nil {
+		return fmt.Errorf("complete: %w", err)
+	}
+	// Tools that ask.
+	for _, call := range []struct {
+		tool      string
+		arguments map[string]any
+	}{
+		{"test_elicitation", map[string]any{"message": "Who are you?"}},
+		{"test_sampling", map[string]any{"prompt": "a question"}},
+		{"test_input_required_result_elicitation", map[string]any{}},
+		{"test_input_required_result_sampling", map[string]any{}},
+		{"test_input_required_result_list_roots", map[string]any{}},
+		{"test_input_required_result_multi_round", map[string]any{}},
+		{"test_input_required_result_multiple_inputs", map[string]any{}},
+	} {
+		r.call(ctx, c, w, call.tool, call.arguments, "")
+	}
+	for _, judge := range judges {
+		judge()
+	}
+	return nil
+}
+
+// Fill fills in a form as the user of every client does: schema is that of the
+// form, as it is.
+func Fill(schema any) (map[string]any, error) {
+	raw, err := json.Marshal(schema)
+	if err != nil {
+		return nil, fmt.Errorf("form: %w", err)
+	}
+	var form struct {
+		Properties map[string]any `json:"properties"`
+	}
+	if err := json.Unmarshal(raw, &form); err != nil {
+		return nil, fmt.Errorf("form: %w", err)
+	}
+	user := map[string]any{"name": "Ada", "username": "ada", "email": "ada@example.com", "color": "green", "ok": true}
+	filled := map[string]any{}
+	for key := range form.Properties {
+		filled[key] = user[key]
+	}
+	return filled, nil
+}
+
+// Sample says what the model of every client answers to a message with one
+// block of text.
+func Sample(content any) (string, error) {
+	raw, err := json.Marshal(content)
+	if err != nil {
+		return "", fmt.Errorf("message: %w", err)
+	}
+	var block struct {
+		Text string `json:"text"`
+	}
+	if err := json.Unmarshal(raw, &block); err != nil {
+		return "", fmt.Errorf("message: %w", err)
+	}
+	return "answer to " + block.Text, nil
+}
+
+// Roots are the folders of every client, by URI.
+func Roots() []string { return []string{"file:///a", "file:///b"} }
