@@ -403,13 +403,15 @@ func (o *stdioOut) revisions(raw []byte, all []*sent) (revs []string) {
 	if revs != nil {
 		return revs
 	}
-	if o.last == nil && (m.Method != "" || m.ID == nil) {
-		// The legacy era says nothing by itself before the handshake.
+	// What belongs to no message that can be told: the legacy era says nothing
+	// by itself before the handshake, and an answer without an id may be to a
+	// line from before it.
+	if o.last == nil && m.Method != "" {
 		return []string{mcp.Modern().Date}
 	}
 	revs = []string{o.last.revision()}
-	if o.last != nil && o.last.previous != nil {
-		revs = slices.Concat(revs, o.agreed, []string{mcp.Assumed().Date})
+	if m.Method == "" {
+		revs = slices.Concat(revs, o.agreed, []string{mcp.Modern().Date})
 	}
 	return revs
 }
