@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
@@ -68,6 +69,8 @@ type stdio struct {
 	edge   *Edge
 	peer   *exchange.Peer
 	cancel context.CancelCauseFunc
+	// notified: a notification was written since the last answer.
+	notified atomic.Bool
 
 	mu       sync.Mutex // one message at a time on out
 	out      io.Writer
@@ -112,12 +115,31 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 	running.Go(serve)
 }
 
+// ReadWaiter is an output that can wait for its reader. ServeStdio uses it when
+// out is one.
+type ReadWaiter interface {
+	// WaitRead returns when all that was written has been read, or after the
+	// time given.
+	WaitRead(limit time.Duration)
+}
+
+// readWait is how long an answer waits for the progress before it to be read.
+const readWait = time.Second
+
 // answer writes an answer, if there is one. A failed write has ended the
 // connection, which is all that can be done about it here.
+//
+// Clients exist that take the answer out of what they have read at once before
+// the progress that stands in front of it, and then drop the progress. So an
+// answer waits a moment until they have read what is there.
 func (s *stdio) answer(a exchange.Answer) {
-	if a.Body != nil && !a.Withheld {
-		_ = s.write(a.Body)
+	if a.Body == nil || a.Withheld {
+		return
 	}
+	if w, ok := s.out.(ReadWaiter); ok && s.notified.Swap(false) {
+		w.WaitRead(readWait)
+	}
+	_ = s.write(a.Body)
 }
 
 // drain lets running calls finish within the grace period, then cancels them.
@@ -151,7 +173,10 @@ func (s *stdio) Open() bool { return true }
 func (s *stdio) Begin() error { return nil }
 
 // Send writes a notification.
-func (s *stdio) Send(msg []byte) error { return s.write(msg) }
+func (s *stdio) Send(msg []byte) error {
+	s.notified.Store(true)
+	return s.write(msg)
+}
 
 // write writes one message as one line. After the first failure the connection
 // is over: running calls are cancelled.

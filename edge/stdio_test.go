@@ -149,3 +149,35 @@ func TestB47LinesOfAnyLength(t *testing.T) {
 		}
 	})
 }
+
+// slowReader is an output that knows whether its reader keeps up.
+type slowReader struct {
+	bytes.Buffer
+	log []string
+}
+
+func (r *slowReader) Write(p []byte) (int, error) {
+	kind := "answer"
+	if bytes.Contains(p, []byte("notifications/")) {
+		kind = "notice"
+	}
+	r.log = append(r.log, kind)
+	return r.Buffer.Write(p)
+}
+
+func (r *slowReader) WaitRead(time.Duration) { r.log = append(r.log, "wait") }
+
+func TestStdioAnswerWaitsUntilItsProgressIsRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{})
+		out := &slowReader{}
+		input := stdioInit + `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"count","arguments":{"n":2},"_meta":{"progressToken":1}}}` + "\n"
+		if err := s.edge.ServeStdio(context.Background(), strings.NewReader(input), out); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(out.log, " "); got != "answer notice notice wait answer" {
+			t.Errorf("written: %s", got)
+		}
+	})
+}

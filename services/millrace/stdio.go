@@ -59,10 +59,33 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 		if err := e.WaitReady(wait, pools...); err != nil {
 			return err
 		}
-		return e.ServeStdio(ctx, a.stdin, a.stdout)
+		return e.ServeStdio(ctx, a.stdin, clientOutput(a.stdout))
 	}}, actor{"client", func(ctx context.Context) error { return watchReader(ctx, a.stdout) }})
 	p.add(actors...)
 	return p.run()
+}
+
+// clientOutput is what answers are written to.
+func clientOutput(w io.Writer) io.Writer {
+	if f, ok := w.(*os.File); ok {
+		return output{f}
+	}
+	return w
+}
+
+// output is a stdout that can tell whether the client keeps up; the edge asks
+// before it writes an answer behind progress (edge.ReadWaiter).
+type output struct{ *os.File }
+
+// readPoll is how often WaitRead looks.
+const readPoll = 50 * time.Microsecond
+
+// WaitRead returns when the client has read all that was written, or after the
+// time given.
+func (o output) WaitRead(limit time.Duration) {
+	for begun := time.Now(); unread(o.File) > 0 && time.Since(begun) < limit; {
+		time.Sleep(readPoll)
+	}
 }
 
 // readerInterval is how often watchReader looks.

@@ -33,7 +33,7 @@ func TestClientsOnEverything(t *testing.T) {
 		t.Run(c.name+"/stdio", func(t *testing.T) {
 			t.Parallel()
 			r := runClient(t, c, "--scenario", "everything", "stdio", millrace(t), "stdio", "--worker", "everything", "--log-level", "warn")
-			checkEverything(t, r, c.dropsOnStdio)
+			checkEverything(t, r, false)
 		})
 	}
 	// The bridge by which programs that only know stdio reach a URL.
@@ -54,7 +54,9 @@ func TestClientsOnEverything(t *testing.T) {
 	})
 }
 
-// checkEverything judges the scenario everything. drops: see clientCase.
+// checkEverything judges the scenario everything. drops: the stdio side of a
+// bridge that is not ours writes answers right behind progress, and the library
+// drops the progress it reads together with an answer (scenario.mjs counts it).
 func checkEverything(t *testing.T, r clientReport, drops bool) {
 	t.Helper()
 	const counts, n = 100, 20

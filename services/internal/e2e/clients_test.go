@@ -28,9 +28,6 @@ type clientCase struct {
 	// keepsCallOnHTTP: the library does not tell a server over HTTP that its
 	// user has given up a call.
 	keepsCallOnHTTP bool
-	// dropsOnStdio: of the messages that the library reads at once, it takes
-	// the answer first and drops the progress, which scenario.mjs counts.
-	dropsOnStdio bool
 }
 
 func node(script, mode string) func(p *programs) []string {
@@ -48,10 +45,10 @@ func clientCases() []clientCase {
 		return func(p *programs) []string { return []string{p.mcpGo, "--mode", mode} }
 	}
 	return []clientCase{
-		{name: "npm-sdk", command: node("sdk.mjs", ""), speaks: newestLegacy, dropsOnStdio: true},
-		{name: "npm-client-pinned", command: node("client.mjs", "pin:"+newest), speaks: newest, dropsOnStdio: true},
-		{name: "npm-client-auto", command: node("client.mjs", "auto"), speaks: newest, dropsOnStdio: true},
-		{name: "npm-client-legacy", command: node("client.mjs", "legacy"), speaks: newestLegacy, dropsOnStdio: true},
+		{name: "npm-sdk", command: node("sdk.mjs", ""), speaks: newestLegacy},
+		{name: "npm-client-pinned", command: node("client.mjs", "pin:"+newest), speaks: newest},
+		{name: "npm-client-auto", command: node("client.mjs", "auto"), speaks: newest},
+		{name: "npm-client-legacy", command: node("client.mjs", "legacy"), speaks: newestLegacy},
 		{name: "go-sdk", command: goSDK(""), speaks: newest},
 		{name: "go-sdk-legacy", command: goSDK(newestLegacy), speaks: newestLegacy},
 		{name: "go-sdk-old", command: goSDK(legacyWithoutHeader), speaks: legacyWithoutHeader},
