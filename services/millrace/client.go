@@ -180,9 +180,10 @@ func (f *serverFlags) withEdge(ctx context.Context, a *app, do func(ctx context.
 	if f.NATS == "" {
 		return do(ctx, &client{url: f.URL, http: &http.Client{}, token: f.Token}, nil)
 	}
-	r := &roles{app: a}
+	log := quiet(a.log)
+	r := &roles{app: &app{stdin: a.stdin, stdout: a.stdout, stderr: a.stderr, log: log}}
 	r.conn.URL = f.NATS
-	e, edgeActor, err := r.edge(ctx, edge.Config{Logger: a.log})
+	e, edgeActor, err := r.edge(ctx, edge.Config{Logger: log})
 	if err != nil {
 		return &exitError{exitUnreachable, err}
 	}

@@ -103,6 +103,33 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	return exitFailed
 }
 
+// quiet is the log of a command that only looks: who comes and goes in the
+// cluster meanwhile is not what its user asked. At debug level everything is.
+func quiet(log *slog.Logger) *slog.Logger {
+	if log.Enabled(context.Background(), slog.LevelDebug) {
+		return log
+	}
+	return slog.New(atLeast{log.Handler(), slog.LevelWarn})
+}
+
+// atLeast is a handler that drops what is below a level.
+type atLeast struct {
+	slog.Handler
+	level slog.Level
+}
+
+func (h atLeast) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= h.level && h.Handler.Enabled(ctx, l)
+}
+
+func (h atLeast) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return atLeast{h.Handler.WithAttrs(attrs), h.level}
+}
+
+func (h atLeast) WithGroup(name string) slog.Handler {
+	return atLeast{h.Handler.WithGroup(name), h.level}
+}
+
 func newLogger(w io.Writer, level slog.Level, format string) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if format == "json" {
