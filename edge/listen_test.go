@@ -153,7 +153,11 @@ func TestDrainEndsStreams(t *testing.T) {
 		modern.next()
 		s.edge.Drain()
 		wantMessages(t, "GET stream", legacy.waiting(), "end")
-		wantMessages(t, "subscription", modern.waiting(),
+		ended := modern.waiting()
+		if len(ended) != 3 || !strings.Contains(ended[0], `"notifications/cancelled"`) || ended[2] != "end" {
+			t.Errorf("the cancellation, then the result, then the end are due: %q", ended)
+		}
+		wantMessages(t, "subscription", ended,
 			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"sub"},"requestId":"sub","reason":"the server is stopping"}}`,
 			`{"jsonrpc":"2.0","id":"sub","result":{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"millrace","version":"0.0.0"},"io.modelcontextprotocol/subscriptionId":"sub"}}}`,
 			"end")

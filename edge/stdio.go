@@ -69,8 +69,6 @@ type stdio struct {
 	edge   *Edge
 	peer   *exchange.Peer
 	cancel context.CancelCauseFunc
-	// notified: a notification was written since the last answer.
-	notified atomic.Bool
 
 	mu       sync.Mutex // one message at a time on out
 	out      io.Writer
@@ -86,7 +84,8 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 	settled := s.peer.Handshake()
 	if jsonrpc.IsBatch(l.data) {
 		head := exchange.Request{Peer: s.peer, Handshake: settled}
-		running.Go(func() { s.answer(s.edge.serveBatch(ctx, head, l.data, s)) })
+		call := &stdioCall{stdio: s}
+		running.Go(func() { call.answer(s.edge.serveBatch(ctx, head, l.data, call)) })
 		return
 	}
 	// A line that was cut off is over the limit and gives the error for that.
@@ -101,13 +100,12 @@ func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
 		}
 		// Who runs a client by hand sees here why it gets nothing else.
 		s.edge.log.Warn("a line of stdin is no message", "error", err)
-		s.answer(exchange.Refused(rev, 0, err.ID, err))
+		(&stdioCall{stdio: s}).answer(exchange.Refused(rev, 0, err.ID, err))
 		return
 	}
 	req := &exchange.Request{Message: msg, Peer: s.peer, Handshake: settled}
-	serve := func() {
-		s.answer(s.edge.serve(ctx, req, s))
-	}
+	call := &stdioCall{stdio: s}
+	serve := func() { call.answer(s.edge.serve(ctx, req, call)) }
 	if msg.Kind() != jsonrpc.Request || msg.Method == mcp.MethodInitialize {
 		serve()
 		return
@@ -126,20 +124,34 @@ type ReadWaiter interface {
 // readWait is how long an answer waits for the progress before it to be read.
 const readWait = time.Second
 
+// stdioCall is the connection as one message sees it.
+type stdioCall struct {
+	*stdio
+	// notified: a notification was written for this message. Of a batch, whose
+	// messages run side by side, for any of them.
+	notified atomic.Bool
+}
+
+// Send writes a notification.
+func (c *stdioCall) Send(msg []byte) error {
+	c.notified.Store(true)
+	return c.stdio.Send(msg)
+}
+
 // answer writes an answer, if there is one. A failed write has ended the
 // connection, which is all that can be done about it here.
 //
 // Clients exist that take the answer out of what they have read at once before
 // the progress that stands in front of it, and then drop the progress. So an
 // answer waits a moment until they have read what is there.
-func (s *stdio) answer(a exchange.Answer) {
+func (c *stdioCall) answer(a exchange.Answer) {
 	if a.Body == nil || a.Withheld {
 		return
 	}
-	if w, ok := s.out.(ReadWaiter); ok && s.notified.Swap(false) {
+	if w, ok := c.out.(ReadWaiter); ok && c.notified.Load() {
 		w.WaitRead(readWait)
 	}
-	_ = s.write(a.Body)
+	_ = c.write(a.Body)
 }
 
 // drain lets running calls finish within the grace period, then cancels them.
@@ -173,10 +185,7 @@ func (s *stdio) Open() bool { return true }
 func (s *stdio) Begin() error { return nil }
 
 // Send writes a notification.
-func (s *stdio) Send(msg []byte) error {
-	s.notified.Store(true)
-	return s.write(msg)
-}
+func (s *stdio) Send(msg []byte) error { return s.write(msg) }
 
 // write writes one message as one line. After the first failure the connection
 // is over: running calls are cancelled.
