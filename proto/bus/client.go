@@ -352,11 +352,9 @@ func (c *Client) onMsg(m *nats.Msg) {
 		}
 		return
 	}
-	if call == nil {
+	if call == nil || !call.onFrame(&f) {
 		c.onOrphan(m, &f)
-		return
 	}
-	call.onFrame(&f)
 }
 
 // onOrphan answers a frame of a call that is over here: its handler need not

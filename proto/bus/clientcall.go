@@ -420,12 +420,12 @@ func backoff(n int) time.Duration {
 	return d - rand.N(d/2+1)
 }
 
-// onFrame takes a frame of the worker.
-func (call *clientCall) onFrame(f *frame) {
+// onFrame takes a frame of the worker; false when the call has ended already.
+func (call *clientCall) onFrame(f *frame) (taken bool) {
 	switch f.kind {
 	case kindBusy:
 		call.onBusy()
-		return
+		return true
 	case kindWindow:
 		call.mu.Lock()
 		call.out.refill(f.window)
@@ -435,16 +435,18 @@ func (call *clientCall) onFrame(f *frame) {
 		if call.unaryCall {
 			notify(call.wake)
 		}
-		return
+		return true
 	case kindAccept, kindHeaders, kindData, kindEnd:
 	default:
-		return // a kind of a later version
+		return true // a kind of a later version
 	}
 
 	call.mu.Lock()
 	if call.ended {
+		// It ended while the frame was on its way here: an ACCEPT would be the
+		// only word of where the call runs.
 		call.mu.Unlock()
-		return
+		return false
 	}
 	wasAccepted := call.accepted
 	owe, err := call.takeLocked(f)
@@ -463,7 +465,7 @@ func (call *clientCall) onFrame(f *frame) {
 	switch {
 	case err != nil:
 		call.fail(err)
-		return
+		return true
 	case ended:
 		call.release()
 	case halfNow:
@@ -476,6 +478,7 @@ func (call *clientCall) onFrame(f *frame) {
 	if !wasAccepted || ended {
 		notify(sender)
 	}
+	return true
 }
 
 // takeLocked applies a numbered frame. owe is to be announced to the worker.

@@ -145,6 +145,33 @@ func TestCancelBeforeAccept(t *testing.T) {
 	w.wantFrame(busv1.Frame_KIND_CANCEL)
 }
 
+// A call that ends here in the moment in which its ACCEPT is on the way to it,
+// found but not told yet, must not leave its handler alone.
+func TestCancelMeetsTheAccept(t *testing.T) {
+	t.Parallel()
+	w, c, client := rawPair(t, ClientConfig{})
+	ctx, cancel := context.WithCancel(within(t))
+	done := make(chan error, 1) // one result
+	go func() {
+		_, err := client.EmptyCall(ctx, &grpc_testing.Empty{})
+		done <- err
+	}()
+	m := <-w.opens
+	ended := func(yes bool) {
+		for _, call := range c.snapshot() {
+			call.mu.Lock()
+			call.ended = yes
+			call.mu.Unlock()
+		}
+	}
+	ended(true) // as fail leaves it before the call is released
+	w.send(m, w.accept(5))
+	w.wantFrame(busv1.Frame_KIND_CANCEL)
+	ended(false)
+	cancel()
+	wantCode(t, <-done, codes.Canceled)
+}
+
 func TestCancelReachesTheHandlerBeforeItsAccept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
