@@ -149,7 +149,7 @@ func TestCancelBeforeAccept(t *testing.T) {
 // found but not told yet, must not leave its handler alone.
 func TestCancelMeetsTheAccept(t *testing.T) {
 	t.Parallel()
-	w, c, client := rawPair(t, ClientConfig{})
+	w, c, client := rawPair(t, ClientConfig{AcceptBudget: time.Minute})
 	ctx, cancel := context.WithCancel(within(t))
 	done := make(chan error, 1) // one result
 	go func() {
