@@ -45,6 +45,9 @@ const (
 	Error_KIND_MISSING_CAPABILITY Error_Kind = 6
 	// The instance has no such prompt.
 	Error_KIND_UNKNOWN_PROMPT Error_Kind = 7
+	// The user has to visit pages before the call can succeed; data is a JSON
+	// array of URL elicitations (mode, elicitationId, url, message).
+	Error_KIND_URL_ELICITATION_REQUIRED Error_Kind = 8
 )
 
 // Enum value maps for Error_Kind.
@@ -58,16 +61,18 @@ var (
 		5: "KIND_CUSTOM",
 		6: "KIND_MISSING_CAPABILITY",
 		7: "KIND_UNKNOWN_PROMPT",
+		8: "KIND_URL_ELICITATION_REQUIRED",
 	}
 	Error_Kind_value = map[string]int32{
-		"KIND_UNSPECIFIED":        0,
-		"KIND_INTERNAL":           1,
-		"KIND_INVALID_ARGUMENTS":  2,
-		"KIND_UNKNOWN_TOOL":       3,
-		"KIND_RESOURCE_NOT_FOUND": 4,
-		"KIND_CUSTOM":             5,
-		"KIND_MISSING_CAPABILITY": 6,
-		"KIND_UNKNOWN_PROMPT":     7,
+		"KIND_UNSPECIFIED":              0,
+		"KIND_INTERNAL":                 1,
+		"KIND_INVALID_ARGUMENTS":        2,
+		"KIND_UNKNOWN_TOOL":             3,
+		"KIND_RESOURCE_NOT_FOUND":       4,
+		"KIND_CUSTOM":                   5,
+		"KIND_MISSING_CAPABILITY":       6,
+		"KIND_UNKNOWN_PROMPT":           7,
+		"KIND_URL_ELICITATION_REQUIRED": 8,
 	}
 )
 
@@ -95,7 +100,7 @@ func (x Error_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Error_Kind.Descriptor instead.
 func (Error_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{16, 0}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{17, 0}
 }
 
 // CallContext is what the edge knows about the caller of a request. Workers
@@ -424,6 +429,7 @@ type CallToolResponse struct {
 	//	*CallToolResponse_Error
 	//	*CallToolResponse_NeedsInput
 	//	*CallToolResponse_Task
+	//	*CallToolResponse_CloseStream
 	Event         isCallToolResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -520,6 +526,15 @@ func (x *CallToolResponse) GetTask() *TaskHandle {
 	return nil
 }
 
+func (x *CallToolResponse) GetCloseStream() *CloseStream {
+	if x != nil {
+		if x, ok := x.Event.(*CallToolResponse_CloseStream); ok {
+			return x.CloseStream
+		}
+	}
+	return nil
+}
+
 type isCallToolResponse_Event interface {
 	isCallToolResponse_Event()
 }
@@ -548,6 +563,10 @@ type CallToolResponse_Task struct {
 	Task *TaskHandle `protobuf:"bytes,6,opt,name=task,proto3,oneof"`
 }
 
+type CallToolResponse_CloseStream struct {
+	CloseStream *CloseStream `protobuf:"bytes,7,opt,name=close_stream,json=closeStream,proto3,oneof"`
+}
+
 func (*CallToolResponse_Progress) isCallToolResponse_Event() {}
 
 func (*CallToolResponse_Log) isCallToolResponse_Event() {}
@@ -559,6 +578,8 @@ func (*CallToolResponse_Error) isCallToolResponse_Event() {}
 func (*CallToolResponse_NeedsInput) isCallToolResponse_Event() {}
 
 func (*CallToolResponse_Task) isCallToolResponse_Event() {}
+
+func (*CallToolResponse_CloseStream) isCallToolResponse_Event() {}
 
 type ReadResourceRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1291,6 +1312,54 @@ func (x *LogMessage) GetData() []byte {
 	return nil
 }
 
+// CloseStream asks the edge to end the client's stream while the call goes on,
+// so that a long call does not hold a connection: the client comes back for the
+// rest. Where the revision or the client has no such thing it is ignored.
+type CloseStream struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long the client should wait before it comes back; 0: the edge decides.
+	RetryMs       uint32 `protobuf:"varint,1,opt,name=retry_ms,json=retryMs,proto3" json:"retry_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseStream) Reset() {
+	*x = CloseStream{}
+	mi := &file_millrace_v1_worker_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseStream) ProtoMessage() {}
+
+func (x *CloseStream) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_worker_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseStream.ProtoReflect.Descriptor instead.
+func (*CloseStream) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CloseStream) GetRetryMs() uint32 {
+	if x != nil {
+		return x.RetryMs
+	}
+	return 0
+}
+
 // ToolResult is the result of a tool, as members, so that an era can keep,
 // drop or rename one without decoding it.
 type ToolResult struct {
@@ -1311,7 +1380,7 @@ type ToolResult struct {
 
 func (x *ToolResult) Reset() {
 	*x = ToolResult{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[13]
+	mi := &file_millrace_v1_worker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1392,7 @@ func (x *ToolResult) String() string {
 func (*ToolResult) ProtoMessage() {}
 
 func (x *ToolResult) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[13]
+	mi := &file_millrace_v1_worker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1405,7 @@ func (x *ToolResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolResult.ProtoReflect.Descriptor instead.
 func (*ToolResult) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{13}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ToolResult) GetContent() []byte {
@@ -1391,7 +1460,7 @@ type ResourceResult struct {
 
 func (x *ResourceResult) Reset() {
 	*x = ResourceResult{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[14]
+	mi := &file_millrace_v1_worker_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1472,7 @@ func (x *ResourceResult) String() string {
 func (*ResourceResult) ProtoMessage() {}
 
 func (x *ResourceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[14]
+	mi := &file_millrace_v1_worker_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1485,7 @@ func (x *ResourceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceResult.ProtoReflect.Descriptor instead.
 func (*ResourceResult) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{14}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResourceResult) GetContents() []byte {
@@ -1462,7 +1531,7 @@ type PromptResult struct {
 
 func (x *PromptResult) Reset() {
 	*x = PromptResult{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[15]
+	mi := &file_millrace_v1_worker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1543,7 @@ func (x *PromptResult) String() string {
 func (*PromptResult) ProtoMessage() {}
 
 func (x *PromptResult) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[15]
+	mi := &file_millrace_v1_worker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +1556,7 @@ func (x *PromptResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptResult.ProtoReflect.Descriptor instead.
 func (*PromptResult) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{15}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PromptResult) GetDescription() string {
@@ -1530,7 +1599,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[16]
+	mi := &file_millrace_v1_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1611,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[16]
+	mi := &file_millrace_v1_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1624,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{16}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Error) GetKind() Error_Kind {
@@ -1602,14 +1671,17 @@ type NeedsInput struct {
 	// Opaque to all but the worker.
 	State []byte `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// The instance that must serve the next round; empty: any.
-	Instance      string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// The answers count once: a client that makes the call again with the same
+	// state a second time is refused.
+	OnceOnly      bool `protobuf:"varint,4,opt,name=once_only,json=onceOnly,proto3" json:"once_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NeedsInput) Reset() {
 	*x = NeedsInput{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[17]
+	mi := &file_millrace_v1_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1693,7 @@ func (x *NeedsInput) String() string {
 func (*NeedsInput) ProtoMessage() {}
 
 func (x *NeedsInput) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[17]
+	mi := &file_millrace_v1_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1706,7 @@ func (x *NeedsInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NeedsInput.ProtoReflect.Descriptor instead.
 func (*NeedsInput) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{17}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NeedsInput) GetRequests() map[string][]byte {
@@ -1658,6 +1730,13 @@ func (x *NeedsInput) GetInstance() string {
 	return ""
 }
 
+func (x *NeedsInput) GetOnceOnly() bool {
+	if x != nil {
+		return x.OnceOnly
+	}
+	return false
+}
+
 // TaskHandle says that the work goes on as a task.
 type TaskHandle struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1670,7 +1749,7 @@ type TaskHandle struct {
 
 func (x *TaskHandle) Reset() {
 	*x = TaskHandle{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[18]
+	mi := &file_millrace_v1_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1761,7 @@ func (x *TaskHandle) String() string {
 func (*TaskHandle) ProtoMessage() {}
 
 func (x *TaskHandle) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[18]
+	mi := &file_millrace_v1_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1774,7 @@ func (x *TaskHandle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskHandle.ProtoReflect.Descriptor instead.
 func (*TaskHandle) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{18}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TaskHandle) GetTaskId() string {
@@ -1734,7 +1813,7 @@ type Manifest struct {
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[19]
+	mi := &file_millrace_v1_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1825,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[19]
+	mi := &file_millrace_v1_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1838,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{19}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Manifest) GetPool() string {
@@ -1838,7 +1917,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[20]
+	mi := &file_millrace_v1_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1929,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[20]
+	mi := &file_millrace_v1_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1942,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{20}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Problem) GetItem() string {
@@ -1901,7 +1980,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[21]
+	mi := &file_millrace_v1_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +1992,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[21]
+	mi := &file_millrace_v1_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2005,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{21}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Tool) GetName() string {
@@ -1987,7 +2066,7 @@ type Prompt struct {
 
 func (x *Prompt) Reset() {
 	*x = Prompt{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[22]
+	mi := &file_millrace_v1_worker_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2078,7 @@ func (x *Prompt) String() string {
 func (*Prompt) ProtoMessage() {}
 
 func (x *Prompt) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[22]
+	mi := &file_millrace_v1_worker_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2091,7 @@ func (x *Prompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
 func (*Prompt) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{22}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Prompt) GetName() string {
@@ -2057,7 +2136,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[23]
+	mi := &file_millrace_v1_worker_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2148,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[23]
+	mi := &file_millrace_v1_worker_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2161,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{23}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Resource) GetUri() string {
@@ -2122,7 +2201,7 @@ type ResourceTemplate struct {
 
 func (x *ResourceTemplate) Reset() {
 	*x = ResourceTemplate{}
-	mi := &file_millrace_v1_worker_proto_msgTypes[24]
+	mi := &file_millrace_v1_worker_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2134,7 +2213,7 @@ func (x *ResourceTemplate) String() string {
 func (*ResourceTemplate) ProtoMessage() {}
 
 func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_worker_proto_msgTypes[24]
+	mi := &file_millrace_v1_worker_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2147,7 +2226,7 @@ func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceTemplate.ProtoReflect.Descriptor instead.
 func (*ResourceTemplate) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{24}
+	return file_millrace_v1_worker_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResourceTemplate) GetUriTemplate() string {
@@ -2212,7 +2291,7 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\targuments\x18\x03 \x01(\fR\targuments\x12\x12\n" +
 	"\x04meta\x18\x04 \x01(\fR\x04meta\x12+\n" +
-	"\x06resume\x18\x05 \x01(\v2\x13.millrace.v1.ResumeR\x06resume\"\xc7\x02\n" +
+	"\x06resume\x18\x05 \x01(\v2\x13.millrace.v1.ResumeR\x06resume\"\x86\x03\n" +
 	"\x10CallToolResponse\x123\n" +
 	"\bprogress\x18\x01 \x01(\v2\x15.millrace.v1.ProgressH\x00R\bprogress\x12+\n" +
 	"\x03log\x18\x02 \x01(\v2\x17.millrace.v1.LogMessageH\x00R\x03log\x121\n" +
@@ -2220,7 +2299,8 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x05error\x18\x04 \x01(\v2\x12.millrace.v1.ErrorH\x00R\x05error\x12:\n" +
 	"\vneeds_input\x18\x05 \x01(\v2\x17.millrace.v1.NeedsInputH\x00R\n" +
 	"needsInput\x12-\n" +
-	"\x04task\x18\x06 \x01(\v2\x17.millrace.v1.TaskHandleH\x00R\x04taskB\a\n" +
+	"\x04task\x18\x06 \x01(\v2\x17.millrace.v1.TaskHandleH\x00R\x04task\x12=\n" +
+	"\fclose_stream\x18\a \x01(\v2\x18.millrace.v1.CloseStreamH\x00R\vcloseStreamB\a\n" +
 	"\x05event\"\xbf\x01\n" +
 	"\x13ReadResourceRequest\x122\n" +
 	"\acontext\x18\x01 \x01(\v2\x18.millrace.v1.CallContextR\acontext\x12\x10\n" +
@@ -2276,7 +2356,9 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"LogMessage\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\tR\x05level\x12\x16\n" +
 	"\x06logger\x18\x02 \x01(\tR\x06logger\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\"\x9a\x01\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"(\n" +
+	"\vCloseStream\x12\x19\n" +
+	"\bretry_ms\x18\x01 \x01(\rR\aretryMs\"\x9a\x01\n" +
 	"\n" +
 	"ToolResult\x12\x18\n" +
 	"\acontent\x18\x01 \x01(\fR\acontent\x12-\n" +
@@ -2292,13 +2374,13 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\fPromptResult\x12 \n" +
 	"\vdescription\x18\x01 \x01(\tR\vdescription\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\fR\bmessages\x12\x12\n" +
-	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xd7\x02\n" +
+	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xfa\x02\n" +
 	"\x05Error\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.millrace.v1.Error.KindR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x12\n" +
 	"\x04code\x18\x04 \x01(\x05R\x04code\x12\x12\n" +
-	"\x04data\x18\x05 \x01(\fR\x04data\"\xc6\x01\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"\xe9\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_INTERNAL\x10\x01\x12\x1a\n" +
@@ -2307,12 +2389,14 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x17KIND_RESOURCE_NOT_FOUND\x10\x04\x12\x0f\n" +
 	"\vKIND_CUSTOM\x10\x05\x12\x1b\n" +
 	"\x17KIND_MISSING_CAPABILITY\x10\x06\x12\x17\n" +
-	"\x13KIND_UNKNOWN_PROMPT\x10\a\"\xbe\x01\n" +
+	"\x13KIND_UNKNOWN_PROMPT\x10\a\x12!\n" +
+	"\x1dKIND_URL_ELICITATION_REQUIRED\x10\b\"\xdb\x01\n" +
 	"\n" +
 	"NeedsInput\x12A\n" +
 	"\brequests\x18\x01 \x03(\v2%.millrace.v1.NeedsInput.RequestsEntryR\brequests\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\fR\x05state\x12\x1a\n" +
-	"\binstance\x18\x03 \x01(\tR\binstance\x1a;\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\x12\x1b\n" +
+	"\tonce_only\x18\x04 \x01(\bR\bonceOnly\x1a;\n" +
 	"\rRequestsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"9\n" +
@@ -2384,7 +2468,7 @@ func file_millrace_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_millrace_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_millrace_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_millrace_v1_worker_proto_goTypes = []any{
 	(Error_Kind)(0),              // 0: millrace.v1.Error.Kind
 	(*CallContext)(nil),          // 1: millrace.v1.CallContext
@@ -2400,72 +2484,74 @@ var file_millrace_v1_worker_proto_goTypes = []any{
 	(*CompleteResponse)(nil),     // 11: millrace.v1.CompleteResponse
 	(*Progress)(nil),             // 12: millrace.v1.Progress
 	(*LogMessage)(nil),           // 13: millrace.v1.LogMessage
-	(*ToolResult)(nil),           // 14: millrace.v1.ToolResult
-	(*ResourceResult)(nil),       // 15: millrace.v1.ResourceResult
-	(*PromptResult)(nil),         // 16: millrace.v1.PromptResult
-	(*Error)(nil),                // 17: millrace.v1.Error
-	(*NeedsInput)(nil),           // 18: millrace.v1.NeedsInput
-	(*TaskHandle)(nil),           // 19: millrace.v1.TaskHandle
-	(*Manifest)(nil),             // 20: millrace.v1.Manifest
-	(*Problem)(nil),              // 21: millrace.v1.Problem
-	(*Tool)(nil),                 // 22: millrace.v1.Tool
-	(*Prompt)(nil),               // 23: millrace.v1.Prompt
-	(*Resource)(nil),             // 24: millrace.v1.Resource
-	(*ResourceTemplate)(nil),     // 25: millrace.v1.ResourceTemplate
-	nil,                          // 26: millrace.v1.Resume.ResponsesEntry
-	nil,                          // 27: millrace.v1.Resume.ErrorsEntry
-	nil,                          // 28: millrace.v1.CompleteRequest.KnownEntry
-	nil,                          // 29: millrace.v1.NeedsInput.RequestsEntry
+	(*CloseStream)(nil),          // 14: millrace.v1.CloseStream
+	(*ToolResult)(nil),           // 15: millrace.v1.ToolResult
+	(*ResourceResult)(nil),       // 16: millrace.v1.ResourceResult
+	(*PromptResult)(nil),         // 17: millrace.v1.PromptResult
+	(*Error)(nil),                // 18: millrace.v1.Error
+	(*NeedsInput)(nil),           // 19: millrace.v1.NeedsInput
+	(*TaskHandle)(nil),           // 20: millrace.v1.TaskHandle
+	(*Manifest)(nil),             // 21: millrace.v1.Manifest
+	(*Problem)(nil),              // 22: millrace.v1.Problem
+	(*Tool)(nil),                 // 23: millrace.v1.Tool
+	(*Prompt)(nil),               // 24: millrace.v1.Prompt
+	(*Resource)(nil),             // 25: millrace.v1.Resource
+	(*ResourceTemplate)(nil),     // 26: millrace.v1.ResourceTemplate
+	nil,                          // 27: millrace.v1.Resume.ResponsesEntry
+	nil,                          // 28: millrace.v1.Resume.ErrorsEntry
+	nil,                          // 29: millrace.v1.CompleteRequest.KnownEntry
+	nil,                          // 30: millrace.v1.NeedsInput.RequestsEntry
 }
 var file_millrace_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: millrace.v1.CallContext.principal:type_name -> millrace.v1.Principal
-	26, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
-	27, // 2: millrace.v1.Resume.errors:type_name -> millrace.v1.Resume.ErrorsEntry
+	27, // 1: millrace.v1.Resume.responses:type_name -> millrace.v1.Resume.ResponsesEntry
+	28, // 2: millrace.v1.Resume.errors:type_name -> millrace.v1.Resume.ErrorsEntry
 	1,  // 3: millrace.v1.CallToolRequest.context:type_name -> millrace.v1.CallContext
 	3,  // 4: millrace.v1.CallToolRequest.resume:type_name -> millrace.v1.Resume
 	12, // 5: millrace.v1.CallToolResponse.progress:type_name -> millrace.v1.Progress
 	13, // 6: millrace.v1.CallToolResponse.log:type_name -> millrace.v1.LogMessage
-	14, // 7: millrace.v1.CallToolResponse.result:type_name -> millrace.v1.ToolResult
-	17, // 8: millrace.v1.CallToolResponse.error:type_name -> millrace.v1.Error
-	18, // 9: millrace.v1.CallToolResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	19, // 10: millrace.v1.CallToolResponse.task:type_name -> millrace.v1.TaskHandle
-	1,  // 11: millrace.v1.ReadResourceRequest.context:type_name -> millrace.v1.CallContext
-	3,  // 12: millrace.v1.ReadResourceRequest.resume:type_name -> millrace.v1.Resume
-	12, // 13: millrace.v1.ReadResourceResponse.progress:type_name -> millrace.v1.Progress
-	13, // 14: millrace.v1.ReadResourceResponse.log:type_name -> millrace.v1.LogMessage
-	15, // 15: millrace.v1.ReadResourceResponse.result:type_name -> millrace.v1.ResourceResult
-	17, // 16: millrace.v1.ReadResourceResponse.error:type_name -> millrace.v1.Error
-	18, // 17: millrace.v1.ReadResourceResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	1,  // 18: millrace.v1.GetPromptRequest.context:type_name -> millrace.v1.CallContext
-	3,  // 19: millrace.v1.GetPromptRequest.resume:type_name -> millrace.v1.Resume
-	12, // 20: millrace.v1.GetPromptResponse.progress:type_name -> millrace.v1.Progress
-	13, // 21: millrace.v1.GetPromptResponse.log:type_name -> millrace.v1.LogMessage
-	16, // 22: millrace.v1.GetPromptResponse.result:type_name -> millrace.v1.PromptResult
-	17, // 23: millrace.v1.GetPromptResponse.error:type_name -> millrace.v1.Error
-	18, // 24: millrace.v1.GetPromptResponse.needs_input:type_name -> millrace.v1.NeedsInput
-	1,  // 25: millrace.v1.CompleteRequest.context:type_name -> millrace.v1.CallContext
-	28, // 26: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
-	17, // 27: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
-	0,  // 28: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
-	29, // 29: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
-	22, // 30: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
-	24, // 31: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
-	25, // 32: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
-	23, // 33: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
-	21, // 34: millrace.v1.Manifest.problems:type_name -> millrace.v1.Problem
-	4,  // 35: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
-	6,  // 36: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
-	8,  // 37: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
-	10, // 38: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
-	5,  // 39: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
-	7,  // 40: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
-	9,  // 41: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
-	11, // 42: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
-	39, // [39:43] is the sub-list for method output_type
-	35, // [35:39] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	15, // 7: millrace.v1.CallToolResponse.result:type_name -> millrace.v1.ToolResult
+	18, // 8: millrace.v1.CallToolResponse.error:type_name -> millrace.v1.Error
+	19, // 9: millrace.v1.CallToolResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	20, // 10: millrace.v1.CallToolResponse.task:type_name -> millrace.v1.TaskHandle
+	14, // 11: millrace.v1.CallToolResponse.close_stream:type_name -> millrace.v1.CloseStream
+	1,  // 12: millrace.v1.ReadResourceRequest.context:type_name -> millrace.v1.CallContext
+	3,  // 13: millrace.v1.ReadResourceRequest.resume:type_name -> millrace.v1.Resume
+	12, // 14: millrace.v1.ReadResourceResponse.progress:type_name -> millrace.v1.Progress
+	13, // 15: millrace.v1.ReadResourceResponse.log:type_name -> millrace.v1.LogMessage
+	16, // 16: millrace.v1.ReadResourceResponse.result:type_name -> millrace.v1.ResourceResult
+	18, // 17: millrace.v1.ReadResourceResponse.error:type_name -> millrace.v1.Error
+	19, // 18: millrace.v1.ReadResourceResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	1,  // 19: millrace.v1.GetPromptRequest.context:type_name -> millrace.v1.CallContext
+	3,  // 20: millrace.v1.GetPromptRequest.resume:type_name -> millrace.v1.Resume
+	12, // 21: millrace.v1.GetPromptResponse.progress:type_name -> millrace.v1.Progress
+	13, // 22: millrace.v1.GetPromptResponse.log:type_name -> millrace.v1.LogMessage
+	17, // 23: millrace.v1.GetPromptResponse.result:type_name -> millrace.v1.PromptResult
+	18, // 24: millrace.v1.GetPromptResponse.error:type_name -> millrace.v1.Error
+	19, // 25: millrace.v1.GetPromptResponse.needs_input:type_name -> millrace.v1.NeedsInput
+	1,  // 26: millrace.v1.CompleteRequest.context:type_name -> millrace.v1.CallContext
+	29, // 27: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
+	18, // 28: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
+	0,  // 29: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
+	30, // 30: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
+	23, // 31: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
+	25, // 32: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
+	26, // 33: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
+	24, // 34: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
+	22, // 35: millrace.v1.Manifest.problems:type_name -> millrace.v1.Problem
+	4,  // 36: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
+	6,  // 37: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
+	8,  // 38: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
+	10, // 39: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
+	5,  // 40: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
+	7,  // 41: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
+	9,  // 42: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
+	11, // 43: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
+	40, // [40:44] is the sub-list for method output_type
+	36, // [36:40] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_millrace_v1_worker_proto_init() }
@@ -2480,6 +2566,7 @@ func file_millrace_v1_worker_proto_init() {
 		(*CallToolResponse_Error)(nil),
 		(*CallToolResponse_NeedsInput)(nil),
 		(*CallToolResponse_Task)(nil),
+		(*CallToolResponse_CloseStream)(nil),
 	}
 	file_millrace_v1_worker_proto_msgTypes[6].OneofWrappers = []any{
 		(*ReadResourceResponse_Progress)(nil),
@@ -2506,7 +2593,7 @@ func file_millrace_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_v1_worker_proto_rawDesc), len(file_millrace_v1_worker_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

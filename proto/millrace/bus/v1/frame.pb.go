@@ -203,7 +203,11 @@ type Frame struct {
 	// marshalled once and the payload appended.
 	Data []byte `protobuf:"bytes,15,opt,name=data,proto3" json:"data,omitempty"`
 	// ACCEPT: the epoch of the instance, see Heartbeat.
-	Epoch         uint64 `protobuf:"varint,16,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,16,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// OPEN: subject for the frames of the instance from its first message on;
+	// empty: the reply subject of the OPEN, for all of them. What is published
+	// there may be stored, and the call goes on without its caller.
+	Events        string `protobuf:"bytes,17,opt,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -348,6 +352,13 @@ func (x *Frame) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *Frame) GetEvents() string {
+	if x != nil {
+		return x.Events
+	}
+	return ""
 }
 
 // Meta is one metadata pair. Values of keys that end in "-bin" are raw bytes.
@@ -682,7 +693,7 @@ var File_millrace_bus_v1_frame_proto protoreflect.FileDescriptor
 
 const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\n" +
-	"\x1bmillrace/bus/v1/frame.proto\x12\x0fmillrace.bus.v1\"\xff\x04\n" +
+	"\x1bmillrace/bus/v1/frame.proto\x12\x0fmillrace.bus.v1\"\x97\x05\n" +
 	"\x05Frame\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.millrace.bus.v1.Frame.KindR\x04kind\x12\x14\n" +
 	"\x05flags\x18\x02 \x01(\rR\x05flags\x12\x10\n" +
@@ -702,7 +713,8 @@ const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"open_by_us\x18\r \x01(\x04R\bopenByUs\x12\x1a\n" +
 	"\binstance\x18\x0e \x01(\tR\binstance\x12\x12\n" +
 	"\x04data\x18\x0f \x01(\fR\x04data\x12\x14\n" +
-	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\"\xb1\x01\n" +
+	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06events\x18\x11 \x01(\tR\x06events\"\xb1\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_OPEN\x10\x01\x12\x0f\n" +
