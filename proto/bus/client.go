@@ -97,10 +97,12 @@ type Client struct {
 
 	mu      sync.Mutex
 	calls   map[uint64]*clientCall
+	events  map[string]*clientCall // the resumable ones of calls, by the token of their events
+	left    map[string]time.Time   // the deadlines of calls that go on without us, by both their tokens
 	stopped bool
 	lost    []lostMark
 	marks   uint64
-	cancels []string // addresses of calls that ended without a connection
+	cancels []lateCancel // of calls that ended without a connection
 }
 
 // lostMark is an instance to be given up once what it sent has been read.
@@ -143,6 +145,8 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 		stream: chainStreamClient(cfg.StreamInterceptors),
 		ready:  make(chan struct{}),
 		calls:  make(map[uint64]*clientCall),
+		events: make(map[string]*clientCall),
+		left:   make(map[string]time.Time),
 	}
 }
 
@@ -154,14 +158,14 @@ func (c *Client) ID() string { return c.cfg.ID }
 func (c *Client) Ready() <-chan struct{} { return c.ready }
 
 // Run receives frames until ctx is done or, with an error, the connection is
-// closed for good; then the calls that still run end with Unavailable. It may be
-// called once.
+// closed for good; then the calls that still run end with Unavailable, and the
+// resumable ones go on at their instances. It may be called once.
 func (c *Client) Run(ctx context.Context) error {
 	if !validToken(c.cfg.ID) {
 		return fmt.Errorf("bus: client id %q is not a subject token", c.cfg.ID)
 	}
 	defer c.stop()
-	sub, err := c.conn.nc.Subscribe(c.prefix+"*", c.onMsg)
+	sub, err := c.conn.nc.Subscribe(c.prefix+">", c.onMsg)
 	if err != nil {
 		return fmt.Errorf("bus: subscribe: %w", err)
 	}
@@ -211,7 +215,7 @@ func (c *Client) stop() {
 	calls := c.snapshotLocked()
 	c.mu.Unlock()
 	for _, call := range calls {
-		call.fail(status.Error(codes.Unavailable, "the client has stopped"))
+		call.stop(status.Error(codes.Unavailable, "the client has stopped"), call.resumable())
 	}
 }
 
@@ -237,21 +241,28 @@ func (c *Client) failAll(why string) {
 		if !call.isAccepted() {
 			reason = ReasonNotAccepted
 		}
-		call.fail(failure(codes.Unavailable, reason, why))
+		call.stop(failure(codes.Unavailable, reason, why), call.resumable())
 	}
 }
 
-// cancelRemote tells a worker that the caller of a call has left. Without a
-// connection that has to wait; meanwhile no call can be accepted, so what waits
-// is bounded by the calls that ran when the connection was lost.
-func (c *Client) cancelRemote(ctl string) {
-	if c.send(ctl, "", &frame{kind: kindCancel}) == nil {
+// lateCancel is a CANCEL that found no connection.
+type lateCancel struct {
+	ctl   string
+	flags uint32
+}
+
+// cancelRemote tells a worker that the caller of a call has left, with
+// FlagDetach that it cannot read on. Without a connection that has to wait;
+// meanwhile no call can be accepted, so what waits is bounded by the calls that
+// ran when the connection was lost.
+func (c *Client) cancelRemote(ctl string, flags uint32) {
+	if c.send(ctl, "", &frame{kind: kindCancel, flags: flags}) == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.stopped {
-		c.cancels = append(c.cancels, ctl)
+		c.cancels = append(c.cancels, lateCancel{ctl, flags})
 	}
 }
 
@@ -262,14 +273,15 @@ func (c *Client) sendCancels() {
 	cancels := c.cancels
 	c.cancels = nil
 	c.mu.Unlock()
-	for _, ctl := range cancels {
-		_ = c.send(ctl, "", &frame{kind: kindCancel}) // lost again: the worker will ask
+	for _, late := range cancels {
+		_ = c.send(late.ctl, "", &frame{kind: kindCancel, flags: late.flags}) // lost again: the worker will ask
 	}
 }
 
 // sweep ends the calls that no instance has answered in time, and those whose
 // deadline is ours. stalled says that this process may not have read an answer.
 func (c *Client) sweep(now time.Time, stalled bool) {
+	c.forget(now)
 	limit := c.cfg.AcceptBudget + c.cfg.AcceptBudget/4
 	for _, call := range c.snapshot() {
 		switch {
@@ -332,13 +344,21 @@ func (c *Client) onMsg(m *nats.Msg) {
 		}
 		return
 	}
-	id, ok := parseCall(token)
-	if !ok {
-		return
+	var call *clientCall
+	events := strings.HasPrefix(token, tokenEvents)
+	if events {
+		c.mu.Lock()
+		call = c.events[token]
+		c.mu.Unlock()
+	} else {
+		id, ok := parseCall(token)
+		if !ok {
+			return
+		}
+		c.mu.Lock()
+		call = c.calls[id]
+		c.mu.Unlock()
 	}
-	c.mu.Lock()
-	call := c.calls[id]
-	c.mu.Unlock()
 	if noResponders(m) {
 		if call != nil {
 			call.onNoResponders()
@@ -352,24 +372,32 @@ func (c *Client) onMsg(m *nats.Msg) {
 		}
 		return
 	}
+	if events && f.kind == kindEnd && f.seq == 0 {
+		return // our own, see EndEvents
+	}
 	if call == nil || !call.onFrame(&f) {
-		c.onOrphan(m, &f)
+		c.onOrphan(m, &f, call)
 	}
 }
 
 // onOrphan answers a frame of a call that is over here: its handler need not
 // go on. So a call that was cancelled before its ACCEPT came is cancelled when
-// the ACCEPT comes.
-func (c *Client) onOrphan(m *nats.Msg, f *frame) {
+// the ACCEPT comes. A call that was left to go on without us is told that
+// instead. call is nil when nothing is known of it any more.
+func (c *Client) onOrphan(m *nats.Msg, f *frame, call *clientCall) {
 	if f.kind == kindEnd || f.kind == kindBusy {
 		return
+	}
+	var flags uint32
+	if call != nil && call.isLeft() || call == nil && c.isLeft(m.Subject[len(c.prefix):]) {
+		flags = FlagDetach
 	}
 	ctl := string(f.ctl)
 	if ctl == "" {
 		ctl = m.Reply
 	}
 	if c.validCtl(ctl) {
-		_ = c.send(ctl, "", &frame{kind: kindCancel}) // the next frame gets another
+		_ = c.send(ctl, "", &frame{kind: kindCancel, flags: flags}) // the next frame gets another
 	}
 }
 
@@ -490,14 +518,32 @@ func (c *Client) register(ctx context.Context, call *clientCall) error {
 	if c.stopped {
 		return status.Error(codes.Unavailable, "the client has stopped")
 	}
+	if call.resumable() {
+		if c.events[call.opts.resume.token] != nil {
+			return status.Error(codes.Internal, "two calls have the same key of events")
+		}
+		c.events[call.opts.resume.token] = call
+	}
 	c.calls[call.id] = call
 	return nil
 }
 
-func (c *Client) remove(id uint64) {
+// remove forgets a call that has ended. leave says that it goes on without us.
+func (c *Client) remove(call *clientCall, leave bool) {
 	c.mu.Lock()
-	delete(c.calls, id)
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if c.calls[call.id] != call {
+		return // was never registered
+	}
+	delete(c.calls, call.id)
+	if !call.resumable() {
+		return
+	}
+	delete(c.events, call.opts.resume.token)
+	if leave {
+		c.left[call.opts.resume.token] = call.deadline
+		c.left[call.reply[len(c.prefix):]] = call.deadline
+	}
 }
 
 // Tokens of the last part of a subject that are no calls; those start with 'c'

@@ -27,6 +27,8 @@ type callOptions struct {
 	onFinish          []func(error)
 	maxRecv, maxSend  int
 	waitForReady      bool
+	kept              bool
+	resume            *resumeOptions // nil: the call is not resumable
 }
 
 func (o *callOptions) parse(opts []grpc.CallOption) error {
@@ -47,6 +49,14 @@ func (o *callOptions) parse(opts []grpc.CallOption) error {
 			o.maxSend = opt.MaxSendMsgSize
 		case grpc.FailFastCallOption:
 			o.waitForReady = !opt.FailFast
+		case resumableOption:
+			token, err := opt.key.token()
+			if err != nil {
+				return err
+			}
+			o.resume = &resumeOptions{token: token, number: opt.number}
+		case keptOption:
+			o.kept = true
 		default:
 			if forInterceptor(opt) {
 				continue
@@ -79,7 +89,6 @@ type clientCall struct {
 	cc        *clientConn
 	opts      callOptions
 	ctx       context.Context
-	unaryCall bool        // reader and sender are one goroutine, which waits for wake
 	stopCtx   func() bool // ends the watch over ctx, nil for unary calls
 	onEnd     func()      // reports the end of a stream, once; nil when nobody wants to know
 	stats     *callStats
@@ -89,6 +98,7 @@ type clientCall struct {
 	reply     string
 	deadline  time.Time
 	swept     bool // the deadline is not the one of ctx: the sweep enforces it
+	unaryCall bool // reader and sender are one goroutine, which waits for wake
 
 	// wake tells the reader that something has changed. Capacity 1 and never
 	// closed: a full channel holds the news already.
@@ -103,6 +113,7 @@ type clientCall struct {
 	ended    bool
 	err      error // of the end; nil is success
 	local    bool  // the end was decided here: what is queued is not delivered
+	left     bool  // the call goes on at its instance
 
 	// The OPEN, kept until it is accepted.
 	open      *buffer
@@ -205,6 +216,9 @@ func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 	var room [openRoom]byte
 	b := append(buf.b, room[:]...) //nolint:gocritic // buf.b is set below, when b is complete
 	b = appendBytes(b, fieldMethod, call.method)
+	if call.resumable() {
+		b = appendBytes(b, fieldEvents, call.c.prefix+call.opts.resume.token)
+	}
 	if md, ok := metadata.FromOutgoingContext(call.ctx); ok {
 		b = appendMD(b, fieldHeader, md)
 	}
@@ -241,6 +255,9 @@ func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 	}
 	if half && rest == nil {
 		flags |= FlagHalf
+	}
+	if call.opts.kept {
+		flags |= FlagKeep
 	}
 	buf.b = b
 
@@ -537,13 +554,22 @@ func (call *clientCall) dropOpenLocked() {
 }
 
 // fail ends the call here with err and tells the worker. The first end counts.
+// What was lost on the way to us is not lost for those who follow the events.
 func (call *clientCall) fail(err error) {
+	call.stop(err, call.resumable() && Reason(err) == ReasonFrameLost)
+}
+
+// stop is fail; leave says that the worker is to go on.
+func (call *clientCall) stop(err error, leave bool) {
+	if leave {
+		err = failure(codes.Unavailable, ReasonGoesOn, "the call goes on without its caller: "+status.Convert(err).Message())
+	}
 	call.mu.Lock()
 	if call.ended {
 		call.mu.Unlock()
 		return
 	}
-	call.ended, call.err, call.local = true, err, true
+	call.ended, call.err, call.local, call.left = true, err, true, leave
 	// An error of the carrier comes behind what arrived before; what the
 	// caller has decided by leaving counts at once.
 	if Reason(err) != "" {
@@ -567,7 +593,11 @@ func (call *clientCall) fail(err error) {
 	call.release()
 	// Without an address the CANCEL has to wait for the ACCEPT, see onOrphan.
 	if ctl != "" {
-		call.c.cancelRemote(ctl)
+		var flags uint32
+		if leave {
+			flags = FlagDetach
+		}
+		call.c.cancelRemote(ctl, flags)
 	}
 	notify(call.wake)
 	notify(sender)
@@ -575,7 +605,7 @@ func (call *clientCall) fail(err error) {
 
 // release gives back what the call holds. The goroutine that ended it calls it.
 func (call *clientCall) release() {
-	call.c.remove(call.id)
+	call.c.remove(call, call.isLeft())
 	switch {
 	case call.onEnd == nil:
 		if call.stopCtx != nil {

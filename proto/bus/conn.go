@@ -26,6 +26,12 @@ const (
 type ConnConfig struct {
 	// URL is one NATS URL or a comma-separated list.
 	URL string
+	// CredsFile is a file of NATS credentials, CAFile one of certificates of the
+	// authorities to trust instead of the system's, CertFile and KeyFile are the
+	// certificate to show, in PEM; "" means none. With a CAFile or a CertFile the
+	// connection is TLS or fails. The files are read again for each connection
+	// that is made, so they may be replaced. They are not used in process.
+	CredsFile, CAFile, CertFile, KeyFile string
 	// InProcess connects through memory to a server of this process.
 	InProcess nats.InProcessConnProvider
 	// Name is the name of the connection as operators see it.
@@ -151,6 +157,7 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 			}
 		}),
 	}
+	opts = append(opts, cfg.access()...)
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(gatherInProcess{cfg.InProcess}))
 	}
@@ -175,6 +182,23 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 		c.Close()
 		return nil, fmt.Errorf("bus: not connected: %w", errors.Join(ctx.Err(), last))
 	}
+}
+
+// access are the options that say as whom to connect.
+func (cfg *ConnConfig) access() (opts []nats.Option) {
+	if cfg.InProcess != nil {
+		return nil
+	}
+	if cfg.CredsFile != "" {
+		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
+	}
+	if cfg.CAFile != "" {
+		opts = append(opts, nats.RootCAs(cfg.CAFile))
+	}
+	if cfg.CertFile != "" || cfg.KeyFile != "" {
+		opts = append(opts, nats.ClientCert(cfg.CertFile, cfg.KeyFile))
+	}
+	return opts
 }
 
 // NATS returns the underlying connection, for what this package does not cover.

@@ -16,10 +16,13 @@
 //	mr.T.i.<instance>.c<call>   frames to the instance that runs a call
 //	mr.T.i.<instance>.ping      "are you there?", answered at once
 //	mr.T.e.<client>.c<call>     frames to the caller of a call
+//	mr.T.e.<client>.ev.<session>.<stream>.<round>
+//	                            events of a resumable call
 //	mr.T.hb.<instance>          heartbeats
 //	mr.T.hello                  asks everybody for a heartbeat
 //	mr.T.man.<hash>             a manifest by its hash, queue group "m"
 //	mr.T.<topic>.<hash>         news, see Server.Broadcast
+//	mr.T.x.<topic>              announcements, see Client.Announce
 //
 // A client has one subscription for all its calls and an instance two, so a
 // call subscribes nothing. Only the OPEN goes to a queue group; every later
@@ -101,6 +104,21 @@
 //
 // Only after NO_RESPONDERS, DISCONNECTED and OVERLOADED it is certain that no
 // handler ran.
+//
+// # Resumable calls
+//
+// The OPEN of a resumable call names a second subject of the caller, its events,
+// for the messages and the end. A stream of JetStream may capture that; the bus
+// does not wait for it and does not know, but then anybody can follow the call
+// from any point, while it runs and for a while afterwards, see Client.Follow. A
+// short call sends nothing there: for the first 500 ms an END, even with a
+// message, goes to the reply subject.
+//
+// When the caller of such a call is gone, which the reply subject tells, the
+// call goes on without it: nothing bounds what it sends but its deadline and the
+// 4 MiB that are sent to the events of a call. A caller that cannot read on, as
+// it stops or was disconnected, says CANCEL with FlagDetach, and its call ends on its
+// side with GOES_ON.
 //
 // # Heartbeats
 //

@@ -25,6 +25,9 @@ const (
 	// ReasonFrameLost (Unavailable): a frame of the call was lost, or the
 	// connection that carried it. The call had started.
 	ReasonFrameLost = "FRAME_LOST"
+	// ReasonGoesOn (Unavailable): the client has stopped or lost its connection,
+	// and the call, which is resumable, goes on: see [Client.Follow].
+	ReasonGoesOn = "GOES_ON"
 	// ReasonWorkerLost (Unavailable): the instance that ran the call is gone.
 	ReasonWorkerLost = "WORKER_LOST"
 	// ReasonDraining (Unavailable): the instance stopped and the call outlived

@@ -37,7 +37,8 @@ type message struct {
 	first []byte
 	rest  [][]byte
 	size  int
-	cost  int // what reading it returns to the window
+	cost  int    // what reading it returns to the window
+	seq   uint64 // number of its first frame
 }
 
 // join returns the message in one piece.
@@ -99,7 +100,7 @@ func (in *inbox) push(data []byte, more bool) error {
 	if in.partial {
 		in.part.rest = append(in.part.rest, data)
 	} else {
-		in.part.first = data
+		in.part.first, in.part.seq = data, in.seq
 	}
 	in.partial = more
 	if !more {

@@ -23,6 +23,18 @@ const (
 	// FlagAccepted on HEADERS, DATA and END: the frame is an ACCEPT as well and
 	// carries its fields.
 	FlagAccepted
+	// FlagDetach on CANCEL: the caller cannot read the rest, and a resumable
+	// call goes on without it. Any other call is cancelled.
+	FlagDetach
+	// FlagFirst on DATA and END among the events of a call: no message came
+	// before this frame, so whoever misses earlier numbers misses nothing.
+	FlagFirst
+	// FlagRest on DATA among the events of a call: the frame goes on with a
+	// message that began in an earlier one.
+	FlagRest
+	// FlagKeep on OPEN: DATA and END go to the events of the call from the
+	// beginning.
+	FlagKeep
 )
 
 // Kinds under short names.
@@ -57,6 +69,7 @@ const (
 	fieldInstance = 14
 	fieldData     = 15
 	fieldEpoch    = 16
+	fieldEvents   = 17
 )
 
 // frame is a decoded busv1.Frame whose byte slices alias the NATS message. It
@@ -72,6 +85,7 @@ type frame struct {
 	method          []byte
 	ctl             []byte
 	instance        []byte
+	events          []byte
 	status          []byte
 	header, trailer []meta
 	data            []byte
@@ -157,6 +171,8 @@ func (f *frame) setBytes(num protowire.Number, v []byte) error {
 		return text(&f.ctl)
 	case fieldInstance:
 		return text(&f.instance)
+	case fieldEvents:
+		return text(&f.events)
 	case fieldStatus:
 		f.status = v
 	case fieldData:
@@ -232,6 +248,7 @@ func (f *frame) appendHead(b []byte) []byte {
 	b = appendBytes(b, fieldMethod, f.method)
 	b = appendBytes(b, fieldCtl, f.ctl)
 	b = appendBytes(b, fieldInstance, f.instance)
+	b = appendBytes(b, fieldEvents, f.events)
 	b = appendBytes(b, fieldStatus, f.status)
 	for _, m := range f.header {
 		b = appendMeta(b, fieldHeader, m.key, m.value)

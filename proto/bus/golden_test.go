@@ -48,6 +48,7 @@ type sample struct {
 const (
 	goldenCaller   = "mr.main.e.7k2m9qw4xz.c1a"
 	goldenCall     = "mr.main.i.3fj8n5t0rd.c2n9c"
+	goldenEvents   = "mr.main.e.7k2m9qw4xz.ev.s4kq0v.q7x.1"
 	goldenInstance = "3fj8n5t0rd"
 	goldenEpoch    = 0x1122334455667788
 )
@@ -88,6 +89,10 @@ func samples(t *testing.T) []sample {
 		{name: "open_stream", about: "A call that streams its requests: no message yet.", subject: pool + "Import", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_OPEN, Seq: 1, TimeoutUs: 60_000_000, OpenByUs: 1_000_000, Window: 262144, Method: "/example.v1.Glossary/Import",
 		}},
+		{name: "open_events", about: "A resumable call: its events go to a subject of the caller.", subject: pool + "GetTerm", reply: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_OPEN, Flags: FlagHalf | FlagMessage, Seq: 1, TimeoutUs: 59_999_000, OpenByUs: 1_000_000, Window: 262144,
+			Method: "/example.v1.Glossary/GetTerm", Events: goldenEvents, Data: []byte("\x0a\x07session"),
+		}},
 		{name: "accept", about: "The instance has taken the call.", subject: goldenCaller, reply: goldenCall, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_ACCEPT, Seq: 1, Window: 262144, Ctl: goldenCall, Instance: goldenInstance, Epoch: goldenEpoch, Load: 4,
 		}},
@@ -103,6 +108,12 @@ func samples(t *testing.T) []sample {
 		}},
 		{name: "data", about: "A message, or the last part of one.", subject: goldenCaller, reply: goldenCall, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_DATA, Seq: 3, Load: 4, Data: []byte("\x0a\x06second"),
+		}},
+		{name: "data_events", about: "The first message among the events of a call that was accepted before: FLAG_FIRST. It has the address of the call.", subject: goldenEvents, reply: goldenCall, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_DATA, Flags: FlagFirst, Seq: 2, Ctl: goldenCall, Load: 4, Data: []byte("\x0a\x05first"),
+		}},
+		{name: "data_events_rest", about: "The last part of a message among the events: FLAG_REST.", subject: goldenEvents, reply: goldenCall, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_DATA, Flags: FlagRest, Seq: 4, Ctl: goldenCall, Load: 4, Data: []byte("nd of it"),
 		}},
 		{name: "data_part", about: "A part of a message that goes on: FLAG_MORE. To the instance.", subject: goldenCall, reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_DATA, Flags: FlagMore, Seq: 2, Data: []byte("st half, th"),
@@ -124,7 +135,13 @@ func samples(t *testing.T) []sample {
 			Kind: busv1.Frame_KIND_END, Flags: FlagAccepted, Seq: 1, Window: 262144, Instance: goldenInstance, Epoch: goldenEpoch, Load: 4,
 			Status: encodeStatus(failed),
 		}},
+		{name: "end_events", about: "The caller says to whoever follows the events that it has ended the call. It has no number.", subject: goldenEvents, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_END, Status: encodeStatus(failed),
+		}},
 		{name: "cancel", about: "The caller has left.", subject: goldenCall, message: &busv1.Frame{Kind: busv1.Frame_KIND_CANCEL}},
+		{name: "cancel_detach", about: "The caller cannot read the rest, and a resumable call goes on: FLAG_DETACH.", subject: goldenCall, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_CANCEL, Flags: FlagDetach,
+		}},
 		{name: "window_to_instance", about: "The caller has read 131200 bytes.", subject: goldenCall, reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_WINDOW, Window: 131200,
 		}},
@@ -142,6 +159,7 @@ func samples(t *testing.T) []sample {
 		{name: "pong", about: "It is.", subject: "mr.main.e.h2v6c8p1ye.rq.x1", message: &busv1.ProbeResponse{Epoch: goldenEpoch, State: busv1.Heartbeat_STATE_READY}},
 		{name: "fetch_request", about: "Asks for a manifest from an offset on.", subject: "mr.main.man." + digest.String(), reply: "mr.main.e.h2v6c8p1ye.rq.x2", message: &busv1.FetchRequest{Hash: digest[:], Offset: 5}},
 		{name: "fetch_response", about: "The rest of a manifest of 8 bytes.", subject: "mr.main.e.h2v6c8p1ye.rq.x2", message: &busv1.FetchResponse{Total: 8, Data: []byte("est")}},
+		{name: "announcement", about: "Something that everybody is told who hears the topic; with an inbox as reply subject it is a question.", subject: "mr.main.x.example", reply: "mr.main.e.h2v6c8p1ye.rq.x3", text: "are you there"},
 		{name: "resource_updated", about: "The contents of a resource have changed; the payload is its URI.", subject: "mr.main.res." + HashOf([]byte(uri)).String(), text: uri},
 	}
 }

@@ -71,6 +71,10 @@ type ServerConfig struct {
 	// Chunk is the largest part of a message in one frame in bytes; 0 means
 	// 128 KiB. Half of what the server takes is never exceeded.
 	Chunk int
+	// EventBytes is how much payload of one resumable call is sent to its
+	// events; 0 means 4 MiB. A message for which there is no room goes to the
+	// caller alone, and is lost for whoever follows.
+	EventBytes int
 	// Admit decides about a call before it is accepted, by what the instance
 	// alone can know: false refuses it with BUSY, so that another instance may
 	// take it. head is the beginning of the request, valid during Admit only.
@@ -161,6 +165,9 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 	}
 	if cfg.Chunk <= 0 {
 		cfg.Chunk = defaultChunk
+	}
+	if cfg.EventBytes <= 0 {
+		cfg.EventBytes = defaultEventBytes
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -510,7 +517,7 @@ func (s *Server) takeUnsent() []*serverCall {
 func (r *serverRun) checkCallers(now time.Time) {
 	for _, call := range r.s.snapshot() {
 		if now.Sub(call.began) >= callerCheck {
-			_ = r.s.publish(call.reply, call.ctl, &frame{kind: kindWindow})
+			call.askCaller()
 		}
 	}
 }
@@ -546,7 +553,7 @@ func (s *Server) onMsg(m *nats.Msg) {
 			return
 		}
 		if noResponders(m) {
-			call.leave()
+			call.callerGone()
 			return
 		}
 		var f frame
@@ -567,6 +574,10 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
 	var f frame
 	if err := f.decode(m.Data); err != nil || f.kind != kindOpen || f.seq != 1 {
 		s.logger.Debug("malformed OPEN", "reply", m.Reply)
+		return
+	}
+	if len(f.events) > 0 && !s.validEvents(string(f.events), m.Reply) {
+		s.logger.Debug("malformed OPEN", "reply", m.Reply, "events", string(f.events))
 		return
 	}
 	// A caller that has given up must not be served: it may have asked

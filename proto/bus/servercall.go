@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -61,6 +62,10 @@ type serverCall struct {
 	trailer    metadata.MD
 	held       *buffer // the first message while it waits, else nil
 	window     uint32
+	events     *serverEvents // nil: the call is not resumable
+
+	// detached: the caller is gone and the call goes on. Set under mu.
+	detached atomic.Bool
 }
 
 // newServerCall makes a call from its OPEN. It runs on the goroutine of the
@@ -74,6 +79,9 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 		window:  uint32(s.cfg.Window),
 	}
 	c.out.avail = int64(f.window)
+	if len(f.events) > 0 {
+		c.events = &serverEvents{subject: string(f.events), left: s.cfg.EventBytes, on: f.flags&FlagKeep != 0}
+	}
 	if f.flags&FlagMessage != 0 {
 		if err := c.in.push(f.data, f.flags&FlagMore != 0); err != nil {
 			c.broken = err
@@ -276,6 +284,11 @@ func (c *serverCall) acceptLocked(f *frame) {
 func (c *serverCall) writeLocked(f *frame, pm proto.Message) error {
 	accepted, headerSent := c.accepted, c.headerSent
 	c.acceptLocked(f)
+	subject, events := c.reply, serverEvents{}
+	if c.events != nil {
+		events = *c.events
+		subject = c.routeLocked(f)
+	}
 	c.seq++
 	f.seq = c.seq
 	f.load = c.s.load()
@@ -299,13 +312,16 @@ func (c *serverCall) writeLocked(f *frame, pm proto.Message) error {
 		b = appendDataTag(b, len(f.data))
 		b = append(b, f.data...)
 	}
-	if err == nil {
+	if err == nil && subject != "" {
 		buf.b = b
-		err = c.s.conn.publish(c.reply, reply, b)
+		err = c.s.conn.publish(subject, reply, b)
 	}
 	if err != nil {
 		c.seq--
 		c.accepted, c.headerSent = accepted, headerSent
+		if c.events != nil {
+			*c.events = events
+		}
 	}
 	return err
 }
@@ -383,7 +399,11 @@ func (c *serverCall) endLate() {
 func (c *serverCall) onFrame(f *frame) {
 	switch f.kind {
 	case kindCancel:
-		c.leave()
+		if f.flags&FlagDetach != 0 {
+			c.callerGone()
+		} else {
+			c.leave()
+		}
 	case kindWindow:
 		c.mu.Lock()
 		c.out.refill(f.window)
@@ -416,7 +436,7 @@ func (c *serverCall) onFrame(f *frame) {
 	}
 }
 
-// leave cancels the handler: the caller is gone.
+// leave cancels the handler: the caller has left.
 func (c *serverCall) leave() { c.cancel() }
 
 // abort gives the call up with err, which the caller gets at once; the handler
@@ -509,6 +529,11 @@ func (c *serverCall) send(m any) error {
 
 func (c *serverCall) sendSized(pm proto.Message, size int) error {
 	chunk := c.chunk()
+	if c.events != nil {
+		if err := c.beginMessage(size); err != nil {
+			return err
+		}
+	}
 	if size <= chunk {
 		if err := c.acquire(size); err != nil {
 			return err
@@ -528,6 +553,9 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 		if body = body[n:]; len(body) > 0 {
 			f.flags = FlagMore
 		}
+		if !first && c.events != nil {
+			f.flags |= FlagRest
+		}
 		if err := c.sendFrame(&f, nil, first); err != nil {
 			return err
 		}
@@ -539,7 +567,7 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 // the call ends meanwhile, one NATS message carries all of it.
 func (c *serverCall) sendSmall(pm proto.Message, size int) error {
 	c.sendMu.Lock()
-	if c.ended || c.accepted || c.held != nil || size > maxHeld {
+	if c.ended || c.held != nil || !c.mayHoldLocked(size) {
 		c.sendMu.Unlock()
 		return c.sendFrame(&frame{kind: kindData}, pm, true)
 	}
@@ -579,12 +607,13 @@ func (c *serverCall) sendFrame(f *frame, pm proto.Message, flush bool) error {
 
 // acquire waits for room in the caller's window.
 func (c *serverCall) acquire(n int) error {
+	var impatient <-chan time.Time // there while a resumable call waits
 	for {
 		if c.ctx.Err() != nil {
 			return c.contextErr()
 		}
 		c.mu.Lock()
-		ok := c.out.open()
+		ok := c.out.open() || c.detached.Load()
 		if ok {
 			c.out.spend(n)
 		} else if c.sendWake == nil {
@@ -595,8 +624,15 @@ func (c *serverCall) acquire(n int) error {
 		if ok {
 			return nil
 		}
+		if c.events != nil && impatient == nil {
+			timer := time.NewTimer(windowPatience)
+			defer timer.Stop()
+			impatient = timer.C
+		}
 		select {
 		case <-wake:
+		case <-impatient:
+			c.askCaller()
 		case <-c.ctx.Done():
 		}
 	}

@@ -3,19 +3,23 @@
 //
 // The server opens no socket unless Config.Listen asks for one: connections of
 // this process are made in memory through Server.InProcessConn, which
-// satisfies nats.InProcessConnProvider. Without a data directory it is core
-// NATS only; with one, JetStream keeps its files there.
+// satisfies nats.InProcessConnProvider. JetStream keeps its files in a data
+// directory or, if asked, in a temporary one that ends with the server; without
+// both it is core NATS only. Servers of several processes form a cluster when
+// Config.ClusterListen and Config.Routes say so.
 //
 // Only the binary and tests import this package: everything else sees a
 // connection and cannot tell a local server from a cluster.
 package localnats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
 	"time"
@@ -27,6 +31,10 @@ import (
 // milliseconds, and longer only when JetStream recovers large files.
 const readyTimeout = 30 * time.Second
 
+// maxMemory bounds what JetStream keeps in memory, in bytes. Streams reserve
+// the most they may hold, so it is far from what is used.
+const maxMemory = 1 << 30
+
 // Config says what the server offers. The zero value is a server without
 // sockets and without storage.
 type Config struct {
@@ -36,6 +44,23 @@ type Config struct {
 	// DataDir turns JetStream on and holds its files. It is locked while the
 	// server runs: two servers on one directory corrupt it.
 	DataDir string
+	// JetStream turns JetStream on without a DataDir too: in a temporary folder
+	// that is removed when the server stops.
+	JetStream bool
+	// Name is the name of the server, unique in its cluster; "" means
+	// "millrace-local".
+	Name string
+	// ClusterListen is the TCP address (host:port; port 0 picks a free one)
+	// for the other servers of a cluster. Empty: the server stands alone. A
+	// cluster with JetStream needs the addresses of all its servers in the
+	// Routes of each before it is formed: that is how a server knows how many
+	// there are.
+	ClusterListen string
+	// ClusterName is the name of the cluster; "" means "millrace".
+	ClusterName string
+	// Routes are the cluster addresses (host:port) of the other servers; the
+	// server's own one may be among them.
+	Routes []string
 	// MaxPayload is the largest NATS message in bytes; 0 means 1 MiB.
 	MaxPayload int32
 	// Logger receives the log of the server; nil discards it.
@@ -46,6 +71,7 @@ type Config struct {
 type Server struct {
 	ns   *server.Server
 	lock *os.File
+	temp string        // removed at the end; "" when the files are to stay
 	down chan struct{} // closed by Shutdown's first caller when all has stopped
 	once chan struct{} // capacity 1: holds the right to shut down
 }
@@ -58,7 +84,7 @@ func Start(cfg Config) (*Server, error) {
 		logger = slog.New(slog.DiscardHandler)
 	}
 	opts := &server.Options{
-		ServerName: "millrace-local",
+		ServerName: cmp.Or(cfg.Name, "millrace-local"),
 		DontListen: cfg.Listen == "",
 		NoSigs:     true,
 		MaxPayload: cfg.MaxPayload,
@@ -73,24 +99,18 @@ func Start(cfg Config) (*Server, error) {
 		}
 		opts.Host, opts.Port = host, port
 	}
+	if err := cluster(opts, cfg); err != nil {
+		return nil, err
+	}
 	s := &Server{down: make(chan struct{}), once: make(chan struct{}, 1)}
-	if cfg.DataDir != "" {
-		lock, err := lockDir(cfg.DataDir)
-		if err != nil {
-			return nil, fmt.Errorf("localnats: data directory %q: %w", cfg.DataDir, err)
-		}
-		s.lock = lock
-		opts.JetStream = true
-		opts.StoreDir = cfg.DataDir
-		opts.JetStreamMaxMemory = 256 << 20
-		// A single node has no replica to recover from, so an
-		// acknowledged write must be on disk.
-		opts.SyncAlways = true
+	if err := s.storage(opts, cfg); err != nil {
+		s.release()
+		return nil, err
 	}
 
 	ns, err := server.NewServer(opts)
 	if err != nil {
-		s.unlock()
+		s.release()
 		return nil, fmt.Errorf("localnats: %w", err)
 	}
 	s.ns = ns
@@ -110,6 +130,71 @@ func Start(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("localnats: not ready after %v", readyTimeout)
 	}
 	return s, nil
+}
+
+// cluster sets how the server meets others.
+func cluster(opts *server.Options, cfg Config) error {
+	if cfg.ClusterListen == "" {
+		if len(cfg.Routes) > 0 {
+			return errors.New("localnats: routes to other servers need a cluster address of this one")
+		}
+		return nil
+	}
+	host, port, err := splitListen(cfg.ClusterListen)
+	if err != nil {
+		return fmt.Errorf("localnats: cluster address %q: %w", cfg.ClusterListen, err)
+	}
+	opts.Cluster = server.ClusterOpts{Name: cmp.Or(cfg.ClusterName, "millrace"), Host: host, Port: port}
+	for _, route := range cfg.Routes {
+		if _, _, err := splitListen(route); err != nil {
+			return fmt.Errorf("localnats: route %q: %w", route, err)
+		}
+		opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats-route", Host: route})
+	}
+	return nil
+}
+
+// storage sets what JetStream may use. What it has taken is given back by
+// release, also when it fails.
+func (s *Server) storage(opts *server.Options, cfg Config) error {
+	switch {
+	case cfg.DataDir != "":
+		lock, err := lockDir(cfg.DataDir)
+		if err != nil {
+			return fmt.Errorf("localnats: data directory %q: %w", cfg.DataDir, err)
+		}
+		s.lock = lock
+		opts.StoreDir = cfg.DataDir
+		// A single node has no replica to recover from, so an
+		// acknowledged write must be on disk.
+		opts.SyncAlways = cfg.ClusterListen == ""
+	case cfg.JetStream:
+		dir, err := os.MkdirTemp("", "millrace-nats-")
+		if err != nil {
+			return fmt.Errorf("localnats: temporary folder: %w", err)
+		}
+		s.temp, opts.StoreDir = dir, dir
+	default:
+		return nil
+	}
+	opts.JetStream = true
+	opts.JetStreamMaxMemory = maxMemory
+	return nil
+}
+
+// JetStreamReady reports whether JetStream answers now: at once where the server
+// stands alone, in a cluster once its servers have elected a leader.
+func (s *Server) JetStreamReady() bool {
+	return s.ns.JetStreamEnabled() && (!s.ns.JetStreamIsClustered() || s.ns.JetStreamIsCurrent())
+}
+
+// ClusterAddr returns the address under which the other servers of a cluster
+// reach this one, or "" when it stands alone.
+func (s *Server) ClusterAddr() string {
+	if addr := s.ns.ClusterAddr(); addr != nil {
+		return addr.String()
+	}
+	return ""
 }
 
 // InProcessConn returns a new connection to the server through memory.
@@ -146,14 +231,20 @@ func (s *Server) Shutdown() {
 	}
 	s.ns.Shutdown()
 	s.ns.WaitForShutdown()
-	s.unlock()
+	s.release()
 	close(s.down)
 }
 
-func (s *Server) unlock() {
+// release gives back the folder of JetStream.
+func (s *Server) release() {
 	if s.lock != nil {
 		// Closing the file releases the lock.
 		_ = s.lock.Close()
+	}
+	if s.temp != "" {
+		// It lies where the system cleans up by itself: if something stays
+		// behind, nobody has to know.
+		_ = os.RemoveAll(s.temp)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -105,6 +107,9 @@ func TestStartFails(t *testing.T) {
 		cfg  localnats.Config
 		want string
 	}{
+		"bad cluster":  {localnats.Config{ClusterListen: "127.0.0.1"}, "port"},
+		"bad route":    {localnats.Config{ClusterListen: "127.0.0.1:0", Routes: []string{"x"}}, "port"},
+		"lone route":   {localnats.Config{Routes: []string{"127.0.0.1:6222"}}, "cluster address"},
 		"port taken":   {localnats.Config{Listen: taken.Addr().String()}, "in use"},
 		"no port":      {localnats.Config{Listen: "127.0.0.1"}, "port"},
 		"bad port":     {localnats.Config{Listen: "127.0.0.1:http"}, "not a number"},
@@ -148,4 +153,94 @@ func TestDataDirIsFreeAfterwards(t *testing.T) {
 		nc.Close()
 		s.Shutdown()
 	}
+}
+
+func TestTemporaryJetStream(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	s, err := localnats.Start(localnats.Config{JetStream: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Shutdown()
+	if !s.JetStreamReady() || s.ClusterAddr() != "" {
+		t.Errorf("ready: %t, cluster %q", s.JetStreamReady(), s.ClusterAddr())
+	}
+	entries := func() int {
+		found, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(found)
+	}
+	if n := entries(); n != 1 {
+		t.Errorf("%d temporary folders", n)
+	}
+	s.Shutdown()
+	if n := entries(); n != 0 {
+		t.Errorf("%d temporary folders are left", n)
+	}
+}
+
+func TestClusterWithJetStream(t *testing.T) {
+	t.Parallel()
+	routes := freeAddrs(t, 3)
+	servers := make([]*localnats.Server, len(routes))
+	for i, addr := range routes {
+		s, err := localnats.Start(localnats.Config{
+			Name: "node" + strconv.Itoa(i), Listen: "127.0.0.1:0", JetStream: true,
+			ClusterListen: addr, Routes: routes,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Shutdown)
+		if got := s.ClusterAddr(); got != addr {
+			t.Errorf("cluster address %q, want %q", got, addr)
+		}
+		servers[i] = s
+	}
+	limit := time.After(60 * time.Second)
+	for _, s := range servers {
+		for !s.JetStreamReady() {
+			select {
+			case <-limit:
+				t.Fatal("they have not agreed on a leader")
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	// What one of them knows, another one tells.
+	nc, err := nats.Connect(servers[0].ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := nc.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if _, err := js.AddStream(&nats.StreamConfig{Name: "s", Subjects: []string{"s"}, Replicas: 3}, nats.Context(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish("s", []byte("x"), nats.Context(ctx)); err != nil {
+		t.Error(err)
+	}
+}
+
+// freeAddrs returns addresses that nobody listens on.
+func freeAddrs(t *testing.T, n int) []string {
+	t.Helper()
+	addrs := make([]string, n)
+	for i := range addrs {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = ln.Close() }()
+		addrs[i] = ln.Addr().String()
+	}
+	return addrs
 }

@@ -261,7 +261,9 @@ type Announcement struct {
 	//	*Announcement_SessionChanged
 	//	*Announcement_StreamTaken
 	//	*Announcement_ElicitationComplete
-	News          isAnnouncement_News `protobuf_oneof:"news"`
+	News isAnnouncement_News `protobuf_oneof:"news"`
+	// The edge that says so, which has acted on it already. Empty: a worker.
+	Edge          string `protobuf:"bytes,5,opt,name=edge,proto3" json:"edge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -339,6 +341,13 @@ func (x *Announcement) GetElicitationComplete() *ElicitationComplete {
 	return nil
 }
 
+func (x *Announcement) GetEdge() string {
+	if x != nil {
+		return x.Edge
+	}
+	return ""
+}
+
 type isAnnouncement_News interface {
 	isAnnouncement_News()
 }
@@ -367,6 +376,88 @@ func (*Announcement_StreamTaken) isAnnouncement_News() {}
 
 func (*Announcement_ElicitationComplete) isAnnouncement_News() {}
 
+// TellRequest is an announcement to one edge.
+type TellRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Announcement  *Announcement          `protobuf:"bytes,1,opt,name=announcement,proto3" json:"announcement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TellRequest) Reset() {
+	*x = TellRequest{}
+	mi := &file_millrace_v1_peer_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TellRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TellRequest) ProtoMessage() {}
+
+func (x *TellRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_peer_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TellRequest.ProtoReflect.Descriptor instead.
+func (*TellRequest) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TellRequest) GetAnnouncement() *Announcement {
+	if x != nil {
+		return x.Announcement
+	}
+	return nil
+}
+
+// TellResponse says that the edge has acted.
+type TellResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TellResponse) Reset() {
+	*x = TellResponse{}
+	mi := &file_millrace_v1_peer_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TellResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TellResponse) ProtoMessage() {}
+
+func (x *TellResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_v1_peer_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TellResponse.ProtoReflect.Descriptor instead.
+func (*TellResponse) Descriptor() ([]byte, []int) {
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{6}
+}
+
 // CancelRequest: a client has taken back the requests of a scope that carry an
 // id.
 type CancelRequest struct {
@@ -380,7 +471,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_millrace_v1_peer_proto_msgTypes[5]
+	mi := &file_millrace_v1_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +483,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_peer_proto_msgTypes[5]
+	mi := &file_millrace_v1_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +496,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{5}
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CancelRequest) GetScope() string {
@@ -434,7 +525,7 @@ type SessionChanged struct {
 
 func (x *SessionChanged) Reset() {
 	*x = SessionChanged{}
-	mi := &file_millrace_v1_peer_proto_msgTypes[6]
+	mi := &file_millrace_v1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +537,7 @@ func (x *SessionChanged) String() string {
 func (*SessionChanged) ProtoMessage() {}
 
 func (x *SessionChanged) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_peer_proto_msgTypes[6]
+	mi := &file_millrace_v1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +550,7 @@ func (x *SessionChanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionChanged.ProtoReflect.Descriptor instead.
 func (*SessionChanged) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{6}
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SessionChanged) GetScope() string {
@@ -491,7 +582,7 @@ type StreamTaken struct {
 
 func (x *StreamTaken) Reset() {
 	*x = StreamTaken{}
-	mi := &file_millrace_v1_peer_proto_msgTypes[7]
+	mi := &file_millrace_v1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -503,7 +594,7 @@ func (x *StreamTaken) String() string {
 func (*StreamTaken) ProtoMessage() {}
 
 func (x *StreamTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_peer_proto_msgTypes[7]
+	mi := &file_millrace_v1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -516,7 +607,7 @@ func (x *StreamTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamTaken.ProtoReflect.Descriptor instead.
 func (*StreamTaken) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{7}
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StreamTaken) GetScope() string {
@@ -551,7 +642,7 @@ type ElicitationComplete struct {
 
 func (x *ElicitationComplete) Reset() {
 	*x = ElicitationComplete{}
-	mi := &file_millrace_v1_peer_proto_msgTypes[8]
+	mi := &file_millrace_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +654,7 @@ func (x *ElicitationComplete) String() string {
 func (*ElicitationComplete) ProtoMessage() {}
 
 func (x *ElicitationComplete) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_peer_proto_msgTypes[8]
+	mi := &file_millrace_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +667,7 @@ func (x *ElicitationComplete) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElicitationComplete.ProtoReflect.Descriptor instead.
 func (*ElicitationComplete) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{8}
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ElicitationComplete) GetScope() string {
@@ -601,8 +692,7 @@ type Continuation struct {
 	// The id of the client's request, a JSON value, and its method.
 	RequestId []byte `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Method    string `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"`
-	// The parameters of the request, a JSON object; empty when they are too large
-	// to be kept, and then no further round can be run.
+	// The parameters of the request, a JSON object.
 	Params []byte `protobuf:"bytes,3,opt,name=params,proto3" json:"params,omitempty"`
 	// Least severe log level the client wanted when the call began; empty: none.
 	LogLevel string `protobuf:"bytes,4,opt,name=log_level,json=logLevel,proto3" json:"log_level,omitempty"`
@@ -618,16 +708,19 @@ type Continuation struct {
 	// Who calls, as the edge has verified it. Absent: anonymous.
 	Principal *Principal `protobuf:"bytes,10,opt,name=principal,proto3" json:"principal,omitempty"`
 	// Trace context of the call.
-	TraceParent   string `protobuf:"bytes,11,opt,name=trace_parent,json=traceParent,proto3" json:"trace_parent,omitempty"`
-	TraceState    string `protobuf:"bytes,12,opt,name=trace_state,json=traceState,proto3" json:"trace_state,omitempty"`
-	Baggage       string `protobuf:"bytes,13,opt,name=baggage,proto3" json:"baggage,omitempty"`
+	TraceParent string `protobuf:"bytes,11,opt,name=trace_parent,json=traceParent,proto3" json:"trace_parent,omitempty"`
+	TraceState  string `protobuf:"bytes,12,opt,name=trace_state,json=traceState,proto3" json:"trace_state,omitempty"`
+	Baggage     string `protobuf:"bytes,13,opt,name=baggage,proto3" json:"baggage,omitempty"`
+	// The parameters are too large to be kept: those that are there say only what
+	// the call is about, and no further round can be run with them.
+	ParamsCut     bool `protobuf:"varint,14,opt,name=params_cut,json=paramsCut,proto3" json:"params_cut,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Continuation) Reset() {
 	*x = Continuation{}
-	mi := &file_millrace_v1_peer_proto_msgTypes[9]
+	mi := &file_millrace_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -639,7 +732,7 @@ func (x *Continuation) String() string {
 func (*Continuation) ProtoMessage() {}
 
 func (x *Continuation) ProtoReflect() protoreflect.Message {
-	mi := &file_millrace_v1_peer_proto_msgTypes[9]
+	mi := &file_millrace_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -652,7 +745,7 @@ func (x *Continuation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Continuation.ProtoReflect.Descriptor instead.
 func (*Continuation) Descriptor() ([]byte, []int) {
-	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_millrace_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Continuation) GetRequestId() []byte {
@@ -746,6 +839,13 @@ func (x *Continuation) GetBaggage() string {
 	return ""
 }
 
+func (x *Continuation) GetParamsCut() bool {
+	if x != nil {
+		return x.ParamsCut
+	}
+	return false
+}
+
 var File_millrace_v1_peer_proto protoreflect.FileDescriptor
 
 const file_millrace_v1_peer_proto_rawDesc = "" +
@@ -765,13 +865,17 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\fR\amessage\x124\n" +
 	"\tprincipal\x18\x03 \x01(\v2\x16.millrace.v1.PrincipalR\tprincipal\"$\n" +
 	"\fPostResponse\x12\x14\n" +
-	"\x05known\x18\x01 \x01(\bR\x05known\"\xaa\x02\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\"\xbe\x02\n" +
 	"\fAnnouncement\x124\n" +
 	"\x06cancel\x18\x01 \x01(\v2\x1a.millrace.v1.CancelRequestH\x00R\x06cancel\x12F\n" +
 	"\x0fsession_changed\x18\x02 \x01(\v2\x1b.millrace.v1.SessionChangedH\x00R\x0esessionChanged\x12=\n" +
 	"\fstream_taken\x18\x03 \x01(\v2\x18.millrace.v1.StreamTakenH\x00R\vstreamTaken\x12U\n" +
-	"\x14elicitation_complete\x18\x04 \x01(\v2 .millrace.v1.ElicitationCompleteH\x00R\x13elicitationCompleteB\x06\n" +
-	"\x04news\"D\n" +
+	"\x14elicitation_complete\x18\x04 \x01(\v2 .millrace.v1.ElicitationCompleteH\x00R\x13elicitationComplete\x12\x12\n" +
+	"\x04edge\x18\x05 \x01(\tR\x04edgeB\x06\n" +
+	"\x04news\"L\n" +
+	"\vTellRequest\x12=\n" +
+	"\fannouncement\x18\x01 \x01(\v2\x19.millrace.v1.AnnouncementR\fannouncement\"\x0e\n" +
+	"\fTellResponse\"D\n" +
 	"\rCancelRequest\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x1d\n" +
 	"\n" +
@@ -785,7 +889,7 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x03 \x01(\tR\x06holder\"R\n" +
 	"\x13ElicitationComplete\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12%\n" +
-	"\x0eelicitation_id\x18\x02 \x01(\tR\relicitationId\"\xe7\x04\n" +
+	"\x0eelicitation_id\x18\x02 \x01(\tR\relicitationId\"\x86\x05\n" +
 	"\fContinuation\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x16\n" +
@@ -802,16 +906,19 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\ftrace_parent\x18\v \x01(\tR\vtraceParent\x12\x1f\n" +
 	"\vtrace_state\x18\f \x01(\tR\n" +
 	"traceState\x12\x18\n" +
-	"\abaggage\x18\r \x01(\tR\abaggage\x1a<\n" +
+	"\abaggage\x18\r \x01(\tR\abaggage\x12\x1d\n" +
+	"\n" +
+	"params_cut\x18\x0e \x01(\bR\tparamsCut\x1a<\n" +
 	"\x0eResponsesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\x1a9\n" +
 	"\vErrorsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x012\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x012\xcd\x01\n" +
 	"\vPeerService\x12D\n" +
 	"\aDeliver\x12\x1b.millrace.v1.DeliverRequest\x1a\x1c.millrace.v1.DeliverResponse\x12;\n" +
-	"\x04Post\x12\x18.millrace.v1.PostRequest\x1a\x19.millrace.v1.PostResponseB;Z9github.com/millrace/millrace/proto/millrace/v1;millracev1b\x06proto3"
+	"\x04Post\x12\x18.millrace.v1.PostRequest\x1a\x19.millrace.v1.PostResponse\x12;\n" +
+	"\x04Tell\x12\x18.millrace.v1.TellRequest\x1a\x19.millrace.v1.TellResponseB;Z9github.com/millrace/millrace/proto/millrace/v1;millracev1b\x06proto3"
 
 var (
 	file_millrace_v1_peer_proto_rawDescOnce sync.Once
@@ -825,42 +932,47 @@ func file_millrace_v1_peer_proto_rawDescGZIP() []byte {
 	return file_millrace_v1_peer_proto_rawDescData
 }
 
-var file_millrace_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_millrace_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_millrace_v1_peer_proto_goTypes = []any{
 	(*DeliverRequest)(nil),      // 0: millrace.v1.DeliverRequest
 	(*DeliverResponse)(nil),     // 1: millrace.v1.DeliverResponse
 	(*PostRequest)(nil),         // 2: millrace.v1.PostRequest
 	(*PostResponse)(nil),        // 3: millrace.v1.PostResponse
 	(*Announcement)(nil),        // 4: millrace.v1.Announcement
-	(*CancelRequest)(nil),       // 5: millrace.v1.CancelRequest
-	(*SessionChanged)(nil),      // 6: millrace.v1.SessionChanged
-	(*StreamTaken)(nil),         // 7: millrace.v1.StreamTaken
-	(*ElicitationComplete)(nil), // 8: millrace.v1.ElicitationComplete
-	(*Continuation)(nil),        // 9: millrace.v1.Continuation
-	nil,                         // 10: millrace.v1.Continuation.ResponsesEntry
-	nil,                         // 11: millrace.v1.Continuation.ErrorsEntry
-	(*Principal)(nil),           // 12: millrace.v1.Principal
-	(*NeedsInput)(nil),          // 13: millrace.v1.NeedsInput
+	(*TellRequest)(nil),         // 5: millrace.v1.TellRequest
+	(*TellResponse)(nil),        // 6: millrace.v1.TellResponse
+	(*CancelRequest)(nil),       // 7: millrace.v1.CancelRequest
+	(*SessionChanged)(nil),      // 8: millrace.v1.SessionChanged
+	(*StreamTaken)(nil),         // 9: millrace.v1.StreamTaken
+	(*ElicitationComplete)(nil), // 10: millrace.v1.ElicitationComplete
+	(*Continuation)(nil),        // 11: millrace.v1.Continuation
+	nil,                         // 12: millrace.v1.Continuation.ResponsesEntry
+	nil,                         // 13: millrace.v1.Continuation.ErrorsEntry
+	(*Principal)(nil),           // 14: millrace.v1.Principal
+	(*NeedsInput)(nil),          // 15: millrace.v1.NeedsInput
 }
 var file_millrace_v1_peer_proto_depIdxs = []int32{
-	12, // 0: millrace.v1.PostRequest.principal:type_name -> millrace.v1.Principal
-	5,  // 1: millrace.v1.Announcement.cancel:type_name -> millrace.v1.CancelRequest
-	6,  // 2: millrace.v1.Announcement.session_changed:type_name -> millrace.v1.SessionChanged
-	7,  // 3: millrace.v1.Announcement.stream_taken:type_name -> millrace.v1.StreamTaken
-	8,  // 4: millrace.v1.Announcement.elicitation_complete:type_name -> millrace.v1.ElicitationComplete
-	13, // 5: millrace.v1.Continuation.asked:type_name -> millrace.v1.NeedsInput
-	10, // 6: millrace.v1.Continuation.responses:type_name -> millrace.v1.Continuation.ResponsesEntry
-	11, // 7: millrace.v1.Continuation.errors:type_name -> millrace.v1.Continuation.ErrorsEntry
-	12, // 8: millrace.v1.Continuation.principal:type_name -> millrace.v1.Principal
-	0,  // 9: millrace.v1.PeerService.Deliver:input_type -> millrace.v1.DeliverRequest
-	2,  // 10: millrace.v1.PeerService.Post:input_type -> millrace.v1.PostRequest
-	1,  // 11: millrace.v1.PeerService.Deliver:output_type -> millrace.v1.DeliverResponse
-	3,  // 12: millrace.v1.PeerService.Post:output_type -> millrace.v1.PostResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	14, // 0: millrace.v1.PostRequest.principal:type_name -> millrace.v1.Principal
+	7,  // 1: millrace.v1.Announcement.cancel:type_name -> millrace.v1.CancelRequest
+	8,  // 2: millrace.v1.Announcement.session_changed:type_name -> millrace.v1.SessionChanged
+	9,  // 3: millrace.v1.Announcement.stream_taken:type_name -> millrace.v1.StreamTaken
+	10, // 4: millrace.v1.Announcement.elicitation_complete:type_name -> millrace.v1.ElicitationComplete
+	4,  // 5: millrace.v1.TellRequest.announcement:type_name -> millrace.v1.Announcement
+	15, // 6: millrace.v1.Continuation.asked:type_name -> millrace.v1.NeedsInput
+	12, // 7: millrace.v1.Continuation.responses:type_name -> millrace.v1.Continuation.ResponsesEntry
+	13, // 8: millrace.v1.Continuation.errors:type_name -> millrace.v1.Continuation.ErrorsEntry
+	14, // 9: millrace.v1.Continuation.principal:type_name -> millrace.v1.Principal
+	0,  // 10: millrace.v1.PeerService.Deliver:input_type -> millrace.v1.DeliverRequest
+	2,  // 11: millrace.v1.PeerService.Post:input_type -> millrace.v1.PostRequest
+	5,  // 12: millrace.v1.PeerService.Tell:input_type -> millrace.v1.TellRequest
+	1,  // 13: millrace.v1.PeerService.Deliver:output_type -> millrace.v1.DeliverResponse
+	3,  // 14: millrace.v1.PeerService.Post:output_type -> millrace.v1.PostResponse
+	6,  // 15: millrace.v1.PeerService.Tell:output_type -> millrace.v1.TellResponse
+	13, // [13:16] is the sub-list for method output_type
+	10, // [10:13] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_millrace_v1_peer_proto_init() }
@@ -881,7 +993,7 @@ func file_millrace_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_v1_peer_proto_rawDesc), len(file_millrace_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

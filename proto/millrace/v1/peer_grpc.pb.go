@@ -24,6 +24,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	PeerService_Deliver_FullMethodName = "/millrace.v1.PeerService/Deliver"
 	PeerService_Post_FullMethodName    = "/millrace.v1.PeerService/Post"
+	PeerService_Tell_FullMethodName    = "/millrace.v1.PeerService/Tell"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -37,6 +38,9 @@ type PeerServiceClient interface {
 	// Post passes on a message that a client of the HTTP+SSE transport posted, to
 	// the edge that holds its stream.
 	Post(ctx context.Context, in *PostRequest, opts ...grpc.CallOption) (*PostResponse, error)
+	// Tell is an announcement to one edge, answered when the edge has acted on it:
+	// a client that is told of a change then finds it on every edge.
+	Tell(ctx context.Context, in *TellRequest, opts ...grpc.CallOption) (*TellResponse, error)
 }
 
 type peerServiceClient struct {
@@ -67,6 +71,16 @@ func (c *peerServiceClient) Post(ctx context.Context, in *PostRequest, opts ...g
 	return out, nil
 }
 
+func (c *peerServiceClient) Tell(ctx context.Context, in *TellRequest, opts ...grpc.CallOption) (*TellResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TellResponse)
+	err := c.cc.Invoke(ctx, PeerService_Tell_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -78,6 +92,9 @@ type PeerServiceServer interface {
 	// Post passes on a message that a client of the HTTP+SSE transport posted, to
 	// the edge that holds its stream.
 	Post(context.Context, *PostRequest) (*PostResponse, error)
+	// Tell is an announcement to one edge, answered when the edge has acted on it:
+	// a client that is told of a change then finds it on every edge.
+	Tell(context.Context, *TellRequest) (*TellResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -93,6 +110,9 @@ func (UnimplementedPeerServiceServer) Deliver(context.Context, *DeliverRequest) 
 }
 func (UnimplementedPeerServiceServer) Post(context.Context, *PostRequest) (*PostResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Post not implemented")
+}
+func (UnimplementedPeerServiceServer) Tell(context.Context, *TellRequest) (*TellResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Tell not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -151,6 +171,24 @@ func _PeerService_Post_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_Tell_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TellRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).Tell(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_Tell_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).Tell(ctx, req.(*TellRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -165,6 +203,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Post",
 			Handler:    _PeerService_Post_Handler,
+		},
+		{
+			MethodName: "Tell",
+			Handler:    _PeerService_Tell_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

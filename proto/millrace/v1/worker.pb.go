@@ -45,8 +45,9 @@ const (
 	Error_KIND_MISSING_CAPABILITY Error_Kind = 6
 	// The instance has no such prompt.
 	Error_KIND_UNKNOWN_PROMPT Error_Kind = 7
-	// The user has to visit pages before the call can succeed; data is a JSON
-	// array of URL elicitations (mode, elicitationId, url, message).
+	// The user has to visit pages before the call can succeed; input has a URL
+	// elicitation for each. The edge refuses the request with them, or asks
+	// them, as the revision has it.
 	Error_KIND_URL_ELICITATION_REQUIRED Error_Kind = 8
 )
 
@@ -1592,7 +1593,10 @@ type Error struct {
 	Code int32 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`
 	// KIND_CUSTOM: data, any JSON value; empty when absent.
 	// KIND_MISSING_CAPABILITY: a JSON object of capabilities.
-	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	// KIND_URL_ELICITATION_REQUIRED: the pages as questions, and what the worker
+	// needs if a further round is made of them.
+	Input         *NeedsInput `protobuf:"bytes,6,opt,name=input,proto3" json:"input,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1658,6 +1662,13 @@ func (x *Error) GetCode() int32 {
 func (x *Error) GetData() []byte {
 	if x != nil {
 		return x.Data
+	}
+	return nil
+}
+
+func (x *Error) GetInput() *NeedsInput {
+	if x != nil {
+		return x.Input
 	}
 	return nil
 }
@@ -2374,13 +2385,14 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\fPromptResult\x12 \n" +
 	"\vdescription\x18\x01 \x01(\tR\vdescription\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\fR\bmessages\x12\x12\n" +
-	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xfa\x02\n" +
+	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xa9\x03\n" +
 	"\x05Error\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.millrace.v1.Error.KindR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x12\n" +
 	"\x04code\x18\x04 \x01(\x05R\x04code\x12\x12\n" +
-	"\x04data\x18\x05 \x01(\fR\x04data\"\xe9\x01\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\x12-\n" +
+	"\x05input\x18\x06 \x01(\v2\x17.millrace.v1.NeedsInputR\x05input\"\xe9\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_INTERNAL\x10\x01\x12\x1a\n" +
@@ -2533,25 +2545,26 @@ var file_millrace_v1_worker_proto_depIdxs = []int32{
 	29, // 27: millrace.v1.CompleteRequest.known:type_name -> millrace.v1.CompleteRequest.KnownEntry
 	18, // 28: millrace.v1.CompleteResponse.error:type_name -> millrace.v1.Error
 	0,  // 29: millrace.v1.Error.kind:type_name -> millrace.v1.Error.Kind
-	30, // 30: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
-	23, // 31: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
-	25, // 32: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
-	26, // 33: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
-	24, // 34: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
-	22, // 35: millrace.v1.Manifest.problems:type_name -> millrace.v1.Problem
-	4,  // 36: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
-	6,  // 37: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
-	8,  // 38: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
-	10, // 39: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
-	5,  // 40: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
-	7,  // 41: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
-	9,  // 42: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
-	11, // 43: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
-	40, // [40:44] is the sub-list for method output_type
-	36, // [36:40] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	19, // 30: millrace.v1.Error.input:type_name -> millrace.v1.NeedsInput
+	30, // 31: millrace.v1.NeedsInput.requests:type_name -> millrace.v1.NeedsInput.RequestsEntry
+	23, // 32: millrace.v1.Manifest.tools:type_name -> millrace.v1.Tool
+	25, // 33: millrace.v1.Manifest.resources:type_name -> millrace.v1.Resource
+	26, // 34: millrace.v1.Manifest.resource_templates:type_name -> millrace.v1.ResourceTemplate
+	24, // 35: millrace.v1.Manifest.prompts:type_name -> millrace.v1.Prompt
+	22, // 36: millrace.v1.Manifest.problems:type_name -> millrace.v1.Problem
+	4,  // 37: millrace.v1.WorkerService.CallTool:input_type -> millrace.v1.CallToolRequest
+	6,  // 38: millrace.v1.WorkerService.ReadResource:input_type -> millrace.v1.ReadResourceRequest
+	8,  // 39: millrace.v1.WorkerService.GetPrompt:input_type -> millrace.v1.GetPromptRequest
+	10, // 40: millrace.v1.WorkerService.Complete:input_type -> millrace.v1.CompleteRequest
+	5,  // 41: millrace.v1.WorkerService.CallTool:output_type -> millrace.v1.CallToolResponse
+	7,  // 42: millrace.v1.WorkerService.ReadResource:output_type -> millrace.v1.ReadResourceResponse
+	9,  // 43: millrace.v1.WorkerService.GetPrompt:output_type -> millrace.v1.GetPromptResponse
+	11, // 44: millrace.v1.WorkerService.Complete:output_type -> millrace.v1.CompleteResponse
+	41, // [41:45] is the sub-list for method output_type
+	37, // [37:41] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_millrace_v1_worker_proto_init() }
