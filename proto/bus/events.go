@@ -60,8 +60,8 @@ func Resumable(key EventsKey, number *uint64) grpc.CallOption {
 }
 
 // Kept makes everything that a resumable call sends an event, even the answer of
-// a short call: for a call whose events somebody may follow already. On any
-// other call it does nothing.
+// a short call, and that it was accepted: for a call whose events somebody may
+// follow already. On any other call it does nothing.
 func Kept() grpc.CallOption { return keptOption{} }
 
 // keptOption is the option of Kept. Other carriers ignore it.
@@ -232,8 +232,9 @@ func (c *serverCall) routeLocked(f *frame) string {
 	}
 	first := !e.begun
 	e.begun = e.begun || f.kind == kindData
+	event := f.kind == kindData || f.kind == kindEnd || f.kind == kindAccept
 	switch {
-	case f.kind != kindData && f.kind != kindEnd || !e.on, f.kind == kindData && e.live:
+	case !event || !e.on, f.kind == kindData && e.live:
 		// A caller that came back does not know the call any more, and would
 		// cancel it.
 		if c.detached.Load() {

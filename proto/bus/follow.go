@@ -65,6 +65,7 @@ type Event struct {
 
 	Client  string // the id of the client that made the call of the round
 	Message []byte // the response message in protobuf's form; nil: none
+	Started bool   // the round has been accepted; only of calls with Kept
 	End     bool   // the round has ended, by itself or by EndEvents
 	Err     error  // the status of the end; nil is success
 	Ctl     string // for CancelEvents; empty at an end
@@ -314,6 +315,10 @@ func (f *Follower) takeLocked(n *followed, skipped bool) (event Event, ok bool) 
 	if n.frame.kind == kindEnd {
 		return f.endLocked(n, event), true
 	}
+	if n.frame.kind == kindAccept {
+		event.Started, event.Ctl = true, string(n.frame.ctl)
+		return event, true
+	}
 	switch {
 	case n.frame.flags&FlagRest == 0:
 		f.joining, f.part, f.resumed = true, message{seq: n.number, first: n.frame.data}, false
@@ -469,7 +474,7 @@ func (f *Follower) add(subject string, data []byte, stored bool) (room bool) {
 	switch {
 	case n.frame.kind == kindEnd && n.number == 0:
 		n.number = ownEnd
-	case n.frame.kind == kindEnd, n.frame.kind == kindData:
+	case n.frame.kind == kindEnd, n.frame.kind == kindData, n.frame.kind == kindAccept:
 	default:
 		return true
 	}
