@@ -92,13 +92,15 @@ func TestQuestions(t *testing.T) {
 		"message with everything": {
 			worker.CreateMessage("q", worker.CreateMessageParams{
 				Messages: []worker.SamplingMessage{
-					{Role: worker.RoleAssistant, Content: []worker.Content{worker.Text("a"), worker.RawContent(raw(`{"type":"tool_use"}`))}, Meta: meta},
+					{Role: worker.RoleAssistant, Content: []worker.Content{worker.Text("a"), worker.RawContent(raw(`{"type":"tool_use","id":"1"}`))}, Meta: meta},
+					{Content: []worker.Content{worker.RawContent(raw(`{"type":"tool_result","toolUseId":"1"}`))}},
 				},
 				MaxTokens: 1, SystemPrompt: "be kind", Temperature: &low, StopSequences: []string{"."}, IncludeContext: "none", Metadata: meta,
 				ModelPreferences: &worker.ModelPreferences{Hints: []string{"small"}, CostPriority: &high},
 				Tools:            []worker.Tool{{Name: "t", InputSchema: raw(`{"type":"object"}`)}}, ToolChoice: "required",
 			}),
-			`{"method":"sampling/createMessage","params":{"messages":[{"role":"assistant","content":[{"type":"text","text":"a"},{"type":"tool_use"}],"_meta":{"k":1}}],` +
+			`{"method":"sampling/createMessage","params":{"messages":[{"role":"assistant","content":[{"type":"text","text":"a"},{"type":"tool_use","id":"1"}],"_meta":{"k":1}},` +
+				`{"role":"user","content":{"type":"tool_result","toolUseId":"1"}}],` +
 				`"modelPreferences":{"hints":[{"name":"small"}],"costPriority":1},"systemPrompt":"be kind","includeContext":"none","temperature":0,"maxTokens":1,` +
 				`"stopSequences":["."],"metadata":{"k":1},"tools":[{"name":"t","inputSchema":{"type":"object"}}],"toolChoice":{"mode":"required"}}}`,
 		},

@@ -49,6 +49,8 @@ type Call struct {
 	serve func(ctx context.Context) error
 	// failed: the handler has returned a result with isError.
 	failed bool
+	// onceOnly: see Tool.OnceOnly.
+	onceOnly bool
 
 	// sink takes what is reported; nil where there is no stream.
 	sink sink

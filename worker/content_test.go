@@ -58,19 +58,19 @@ func TestContent(t *testing.T) {
 		}
 	}
 	for name, block := range map[string]worker.Content{
-		"zero":            {},
-		"raw empty":       worker.RawContent(nil),
-		"raw array":       worker.RawContent(json.RawMessage(`[]`)),
-		"raw broken":      worker.RawContent(json.RawMessage(`{`)),
-		"link relative":   worker.ResourceLink(worker.Resource{URI: "x", Name: "x"}),
-		"resource no URI": worker.EmbeddedResource(worker.ResourceContents{Text: "x"}),
-		"annotated zero":  worker.Content{}.Annotated(worker.ContentAnnotations{}),
-		"annotated twice": worker.Text("").Annotated(worker.ContentAnnotations{}).Annotated(worker.ContentAnnotations{}),
-		"meta twice":      worker.RawContent(json.RawMessage(`{"_meta":{}}`)).WithMeta(json.RawMessage(`{}`)),
-		"meta array":      worker.Text("").WithMeta(json.RawMessage(`[]`)),
-		"audience":        worker.Text("").Annotated(worker.ContentAnnotations{Audience: []worker.Role{""}}),
-		"priority":        worker.Text("").Annotated(worker.ContentAnnotations{Priority: new(1.1)}),
-		"resource meta":   worker.EmbeddedResource(worker.ResourceContents{URI: "a:b", Meta: json.RawMessage(`1`)}),
+		"zero":                   {},
+		"raw empty":              worker.RawContent(nil),
+		"raw array":              worker.RawContent(json.RawMessage(`[]`)),
+		"raw broken":             worker.RawContent(json.RawMessage(`{`)),
+		"link with a line break": worker.ResourceLink(worker.Resource{URI: "x\n", Name: "x"}),
+		"resource no URI":        worker.EmbeddedResource(worker.ResourceContents{Text: "x"}),
+		"annotated zero":         worker.Content{}.Annotated(worker.ContentAnnotations{}),
+		"annotated twice":        worker.Text("").Annotated(worker.ContentAnnotations{}).Annotated(worker.ContentAnnotations{}),
+		"meta twice":             worker.RawContent(json.RawMessage(`{"_meta":{}}`)).WithMeta(json.RawMessage(`{}`)),
+		"meta array":             worker.Text("").WithMeta(json.RawMessage(`[]`)),
+		"audience":               worker.Text("").Annotated(worker.ContentAnnotations{Audience: []worker.Role{""}}),
+		"priority":               worker.Text("").Annotated(worker.ContentAnnotations{Priority: new(1.1)}),
+		"resource meta":          worker.EmbeddedResource(worker.ResourceContents{URI: "a:b", Meta: json.RawMessage(`1`)}),
 	} {
 		if got, err := block.MarshalJSON(); err == nil {
 			t.Errorf("%s: %s, want an error", name, got)

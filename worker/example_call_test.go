@@ -216,3 +216,17 @@ func ExampleMethod() {
 	// prompts/get
 	// completion/complete
 }
+
+// A call that takes long does not have to hold a connection for as long.
+func ExampleCall_CloseStream() {
+	w := worker.New(worker.Config{Pool: "shop"})
+	worker.AddTool(w, worker.Tool{Name: "restock"}, func(_ context.Context, call *worker.Call, _ struct{}) (string, error) {
+		call.CloseStream(5 * time.Second) // the client comes back for the rest
+		return "restocked", nil
+	})
+
+	out := workertest.Call(demo{}, w, "restock", struct{}{})
+	fmt.Println(out.Text(), out.Closed)
+	// Output:
+	// restocked 1
+}

@@ -69,6 +69,10 @@ func (e *explainer) look(s *jsonschema.Schema, value any, path string, depth int
 		}
 	}
 	for _, sub := range s.AllOf {
+		if pattern, ok := strings.CutPrefix(sub.Comment, splitComment); ok {
+			e.lookPattern(pattern, value, path)
+			continue
+		}
 		e.look(sub, value, path, depth+1)
 	}
 	if want := typesOf(s); want != nil && !fits(value, want) {
@@ -107,6 +111,14 @@ func (e *explainer) lookString(s *jsonschema.Schema, v, path string) {
 		if ok, err := regexp.MatchString(s.Pattern, v); err == nil && !ok {
 			e.add("%s must match the pattern %s", e.name(path), s.Pattern)
 		}
+	}
+}
+
+// lookPattern looks at a pattern that was taken apart.
+func (e *explainer) lookPattern(pattern string, value any, path string) {
+	text, isString := value.(string)
+	if all, ok := splitPattern(pattern); ok && isString && !all.matches(text) {
+		e.add("%s must match the pattern %s", e.name(path), pattern)
 	}
 }
 

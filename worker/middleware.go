@@ -20,7 +20,8 @@ const (
 	OutcomeResult Outcome = "result"
 	// OutcomeToolError: with a result of a tool that has isError set.
 	OutcomeToolError Outcome = "tool_error"
-	// OutcomeNeedsInput: with questions for the client, which will call again.
+	// OutcomeNeedsInput: with questions for the client, or pages to visit for
+	// its user; the client will call again.
 	OutcomeNeedsInput Outcome = "needs_input"
 	// OutcomeRefused: with an error that tells the client what is wrong: bad
 	// arguments, no such resource, a missing capability, a ProtocolError.
@@ -41,7 +42,7 @@ func (c *Call) Outcome(err error) Outcome {
 		return OutcomeToolError
 	case err == nil:
 		return OutcomeResult
-	case errors.Is(err, ErrNeedsInput):
+	case errors.Is(err, ErrNeedsInput), needsPages(err):
 		return OutcomeNeedsInput
 	}
 	var arguments *argumentsError
@@ -110,7 +111,7 @@ func (w *Worker) handle(call *Call) error {
 	handler := w.handler
 	w.mu.RUnlock()
 	if handler == nil {
-		return serve(call.ctx, call)
+		handler = serve
 	}
-	return guard(func() error { return handler(call.ctx, call) })
+	return call.declined(guard(func() error { return handler(call.ctx, call) }))
 }

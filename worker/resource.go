@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/yosida95/uritemplate/v3"
 
@@ -19,8 +20,10 @@ import (
 
 // Resource describes a listed resource. URI and Name are required.
 type Resource struct {
-	// URI of the resource, absolute. URIs are compared byte for byte and never
-	// normalised: the client must send exactly this one.
+	// URI of the resource: at most 8 KiB, without control characters. It should
+	// be absolute and percent-encoded (RFC 3986), as some clients demand, but it
+	// need not: URIs are compared byte for byte and never normalised, and the
+	// client must send exactly this one.
 	URI string
 	// Name is the name for programs, Title the one for people.
 	Name, Title string
@@ -198,14 +201,13 @@ func (w *Worker) AddResourceTemplate(t ResourceTemplate, read ReadFunc) {
 func (w *Worker) RemoveResourceTemplate(uriTemplate string) { remove(w, w.templates, uriTemplate) }
 
 func (r Resource) check() error {
-	u, err := url.Parse(r.URI)
 	switch {
-	case err != nil:
-		return errors.New("the URI is not valid")
-	case u.Scheme == "":
-		return errors.New("the URI must be absolute: it has no scheme")
-	case strings.ContainsAny(r.URI, " \"<>\\^`{|}"):
-		return errors.New("the URI has characters that must be percent-encoded")
+	case r.URI == "":
+		return errors.New("the URI is empty")
+	case len(r.URI) > longestURI:
+		return fmt.Errorf("the URI has %d bytes, and %d at most may be", len(r.URI), longestURI)
+	case !utf8.ValidString(r.URI) || strings.ContainsFunc(r.URI, unicode.IsControl):
+		return errors.New("the URI is no text without control characters")
 	case r.Name == "":
 		return errors.New("the name is empty")
 	case r.Size != nil && *r.Size < 0:

@@ -64,6 +64,11 @@ func resultOf(out any) *Result {
 	}
 }
 
+// outputError says that a result is not what its tool has promised.
+type outputError struct{ text string }
+
+func (e *outputError) Error() string { return e.text }
+
 // encode writes the result and checks its structured content against schema,
 // which may be nil. Every error is the author's: none is for the client.
 func (r *Result) encode(c *codec, schema *schema) (*millracev1.ToolResult, error) {
@@ -73,10 +78,10 @@ func (r *Result) encode(c *codec, schema *schema) (*millracev1.ToolResult, error
 	}
 	if schema != nil && !r.IsError {
 		if len(structured) == 0 {
-			return nil, internalf("the tool has an output schema but its result has no structured content")
+			return nil, &outputError{"the tool has an output schema, but its result has no structured content"}
 		}
 		if err := schema.validate(structured); err != nil {
-			return nil, internalf("the structured content does not fit the output schema: %v", err)
+			return nil, &outputError{"the structured content does not fit the output schema of the tool: " + err.Error()}
 		}
 	}
 	blocks := r.Content

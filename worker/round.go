@@ -51,8 +51,13 @@ const stateVersion = 1
 // restore takes up what earlier rounds have left.
 func (c *Call) restore() error {
 	r := &c.rounds
-	r.fresh, r.errors = c.resume.GetResponses(), c.resume.GetErrors()
 	raw := c.resume.GetState()
+	if len(raw) == 0 && c.onceOnly {
+		// Answers to no round of ours: nothing says how often they came.
+		c.resume = nil
+		return nil
+	}
+	r.fresh, r.errors = c.resume.GetResponses(), c.resume.GetErrors()
 	if len(raw) == 0 {
 		return nil
 	}
@@ -136,12 +141,22 @@ func set[V any](m *map[string]V, key string, value V) {
 // needsInput writes the outcome of a round that ends with questions. The call
 // has ended, so nothing else uses it any more.
 func (c *Call) needsInput() (*millracev1.NeedsInput, error) {
+	c.rounds.mu.Lock()
+	// A goroutine that the handler has left behind may still ask.
+	pending := maps.Clone(c.rounds.pending)
+	c.rounds.mu.Unlock()
+	if len(pending) == 0 {
+		return nil, internalf("the handler returned ErrNeedsInput, but there is no question without an answer")
+	}
+	return c.nextRound(pending)
+}
+
+// nextRound writes what a further round needs: the questions and what is known
+// so far.
+func (c *Call) nextRound(requests map[string][]byte) (*millracev1.NeedsInput, error) {
 	r := &c.rounds
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.pending) == 0 {
-		return nil, internalf("the handler returned ErrNeedsInput, but there is no question without an answer")
-	}
 	s := state{Version: stateVersion, Answers: r.answers, Refused: r.refused, Once: r.once}
 	if !math.IsInf(c.last, 0) {
 		s.Progress = &c.last
@@ -156,8 +171,7 @@ func (c *Call) needsInput() (*millracev1.NeedsInput, error) {
 			Message: fmt.Sprintf("the answers and intermediate results of the call take %d bytes, and the limit is %d", len(raw), maxState),
 		}
 	}
-	// A goroutine that the handler has left behind may still ask.
-	return &millracev1.NeedsInput{Requests: maps.Clone(r.pending), State: raw}, nil
+	return &millracev1.NeedsInput{Requests: requests, State: raw, OnceOnly: c.onceOnly}, nil
 }
 
 // Once runs fn in the first round of a call that gets there, and returns its

@@ -172,6 +172,15 @@ func TestServe(t *testing.T) {
 	}
 }
 
+// The pool of the edges is not a worker's to join.
+func TestPoolOfTheEdges(t *testing.T) {
+	t.Parallel()
+	err := worker.New(worker.Config{Pool: "_edge"}).Run(t.Context(), connect(t, startBus(t)))
+	if err == nil || !strings.Contains(err.Error(), "name of the edges") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestMistakesAreReportedTogether(t *testing.T) {
 	t.Parallel()
 	var log journal
@@ -189,8 +198,8 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 	worker.AddTool(w, worker.Tool{Name: "text-in"}, func(context.Context, *worker.Call, string) (string, error) { return "", nil })
 	w.AddRawTool(worker.Tool{Name: "no-handler"}, nil)
 	read := failing(nil)
-	w.AddResource(worker.Resource{URI: "relative", Name: "x"}, read)
-	w.AddResource(worker.Resource{URI: "a:b c", Name: "x"}, read)
+	w.AddResource(worker.Resource{URI: "", Name: "x"}, read)
+	w.AddResource(worker.Resource{URI: "a:\n", Name: "x"}, read)
 	w.AddResource(worker.Resource{URI: "a:nameless"}, read)
 	w.AddResource(worker.Resource{URI: "a:handlerless", Name: "x"}, nil)
 	w.AddResourceTemplate(worker.ResourceTemplate{URITemplate: "a:{", Name: "x"}, read)
@@ -223,8 +232,8 @@ func TestMistakesAreReportedTogether(t *testing.T) {
 		`worker: tool "channel": input schema: `,
 		`worker: tool "text-in": input schema: the arguments are an object`,
 		`worker: tool "no-handler": the handler is nil`,
-		`worker: resource "relative": the URI must be absolute`,
-		`worker: resource "a:b c": the URI has characters`,
+		`worker: resource "": the URI is empty`,
+		`worker: resource "a:\n": the URI is no text`,
 		`worker: resource "a:nameless": the name is empty`,
 		`worker: resource "a:handlerless": the handler is nil`,
 		`worker: resource template "a:{": it is no URI template`,

@@ -154,6 +154,9 @@ func (p *CreateMessageParams) encode() ([]byte, error) {
 	if p.MaxTokens <= 0 {
 		return nil, errors.New("MaxTokens is not positive")
 	}
+	if err := checkToolResults(p.Messages); err != nil {
+		return nil, err
+	}
 	var o object
 	messages := make([]json.RawMessage, len(p.Messages))
 	for i, m := range p.Messages {
@@ -192,6 +195,48 @@ func (p *CreateMessageParams) encode() ([]byte, error) {
 		o.value("toolChoice", map[string]string{"mode": p.ToolChoice})
 	}
 	return o.bytes()
+}
+
+// checkToolResults sees to it that what a model has wanted of tools is answered
+// as models have it (client/sampling, "Tool Use and Result Balance"): each use
+// by one result, all in the next message, which has nothing else in it.
+func checkToolResults(messages []SamplingMessage) error {
+	type block struct {
+		Type string `json:"type"`
+		ID   string `json:"id"`
+		For  string `json:"toolUseId"`
+	}
+	open := map[string]bool{} // uses of the message before
+	for i, m := range messages {
+		uses := map[string]bool{}
+		results := 0
+		for _, content := range m.Content {
+			var b block
+			if json.Unmarshal(content.raw, &b) != nil {
+				continue // encode says what is wrong with it
+			}
+			switch b.Type {
+			case "tool_use":
+				uses[b.ID] = true
+			case "tool_result":
+				if results++; !open[b.For] {
+					return fmt.Errorf("message %d has a tool_result for %q, which the message before has not asked for once", i+1, b.For)
+				}
+				delete(open, b.For)
+			}
+		}
+		switch {
+		case results > 0 && (results < len(m.Content) || m.Role == RoleAssistant):
+			return fmt.Errorf("message %d has a tool_result, so it must be the user's and have nothing else in it", i+1)
+		case len(open) > 0:
+			return fmt.Errorf("message %d does not answer every tool_use of the message before", i+1)
+		}
+		open = uses
+	}
+	if len(open) > 0 {
+		return errors.New("the last message has a tool_use without a tool_result")
+	}
+	return nil
 }
 
 func (m SamplingMessage) encode() ([]byte, error) {

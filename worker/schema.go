@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -69,7 +70,58 @@ func outputSchema(given json.RawMessage, out reflect.Type) (*schema, error) {
 	if err != nil {
 		return nil, err
 	}
+	for out.Kind() == reflect.Pointer {
+		out = out.Elem() // as infer does
+	}
+	if !hasSlicePointer(out, map[reflect.Type]bool{}) {
+		plainArrays(root)
+	}
 	return newSchema(root, structure)
+}
+
+// plainArrays takes null out of the types of slices: a nil slice is written as
+// [], and clients generate better code for a plain array. Arguments keep it,
+// since models write null for what they leave out.
+func plainArrays(s *jsonschema.Schema) {
+	if s == nil {
+		return
+	}
+	if slices.Equal(s.Types, []string{"null", "array"}) {
+		s.Type, s.Types = "array", nil
+	}
+	plainArrays(s.Items)
+	plainArrays(s.AdditionalProperties)
+	for _, property := range s.Properties {
+		plainArrays(property)
+	}
+	for _, def := range s.Defs {
+		plainArrays(def)
+	}
+}
+
+// hasSlicePointer reports whether a part of t is a pointer to a slice or an
+// array, which is written as null when it is nil; its schema looks like that of
+// a slice.
+func hasSlicePointer(t reflect.Type, seen map[reflect.Type]bool) bool {
+	if seen[t] {
+		return false
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Pointer:
+		kind := t.Elem().Kind()
+		return kind == reflect.Slice || kind == reflect.Array || hasSlicePointer(t.Elem(), seen)
+	case reflect.Slice, reflect.Array, reflect.Map:
+		return hasSlicePointer(t.Elem(), seen)
+	case reflect.Struct:
+		for field := range t.Fields() {
+			if hasSlicePointer(field.Type, seen) {
+				return true
+			}
+		}
+	default:
+	}
+	return false
 }
 
 // infer returns the schema of a Go type. The outermost pointer is no part of

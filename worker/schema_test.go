@@ -58,6 +58,29 @@ func TestInferredSchema(t *testing.T) {
 	}
 }
 
+// The schema of what a tool returns has no null for slices.
+func TestInferredOutputSchema(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		out  reflect.Type
+		want string
+	}{
+		{reflect.TypeFor[order](), `"tags":{"type":"array","items":{"type":"string"}},"to":{"type":["null","object"]`},
+		{reflect.TypeFor[[][]int](), `{"type":"array","items":{"type":"array","items":{"type":"integer"}}}`},
+		{reflect.TypeFor[*map[string][]int](), `{"type":"object","additionalProperties":{"type":"array","items":{"type":"integer"}}}`},
+		{reflect.TypeFor[struct{ P *[]int }](), `"P":{"type":["null","array"]`},
+		{reflect.TypeFor[struct{ P **[2]int }](), `"P":{"type":["null","array"]`},
+	} {
+		s, err := outputSchema(nil, c.out)
+		if err != nil || !strings.Contains(string(s.raw), c.want) {
+			t.Errorf("%v: %v, want %s", c.out, err, c.want)
+			if s != nil {
+				t.Error(string(s.raw))
+			}
+		}
+	}
+}
+
 // Types whose JSON is of another kind than their Go kind.
 func TestInferredSchemaOfSpecialTypes(t *testing.T) {
 	t.Parallel()

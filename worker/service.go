@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -41,7 +42,7 @@ func (s *service) CallTool(req *millracev1.CallToolRequest, stream grpc.ServerSt
 	}
 	defer leave()
 	call := s.w.newCall(stream.Context(), MethodCallTool, t.name, req)
-	call.args = rawOrNil(req.GetArguments())
+	call.args, call.onceOnly = rawOrNil(req.GetArguments()), t.onceOnly
 	call.sink = toolStream{stream}
 	var result *millracev1.ToolResult
 	call.serve = func(ctx context.Context) (err error) {
@@ -294,7 +295,16 @@ func (t *tool) run(ctx context.Context, c *codec, call *Call) (*millracev1.ToolR
 		result = &Result{}
 	}
 	call.failed = result.IsError
-	return result.encode(c, t.output)
+	encoded, err := result.encode(c, t.output)
+	if fault, ok := errors.AsType[*outputError](err); ok && call.w.cfg.Development {
+		// Whoever develops the tool sees it where it shows.
+		call.w.log.Error("a result breaks the contract of its tool", "pool", call.w.cfg.Pool, "tool", t.name, "error", err)
+		call.failed = true
+		return errorResult(fault).encode(c, nil)
+	} else if ok {
+		err = internalf("%v", err)
+	}
+	return encoded, err
 }
 
 // outspoken reports whether err is more than a text for the model.
@@ -303,7 +313,8 @@ func outspoken(err error) bool {
 	var arguments *argumentsError
 	var capability *MissingCapabilityError
 	var internal *internalError
-	return errors.As(err, &protocol) || errors.As(err, &arguments) || errors.As(err, &capability) ||
+	var pages *URLElicitationRequiredError
+	return errors.As(err, &pages) || errors.As(err, &protocol) || errors.As(err, &arguments) || errors.As(err, &capability) ||
 		errors.As(err, &internal) || errors.Is(err, ErrNeedsInput)
 }
 
@@ -338,7 +349,14 @@ func (w *Worker) settle(call *Call, err error, absent bool) outcome {
 	} else if err == nil && absent {
 		err = internalf("middleware returned no error without a result of the next handler")
 	}
+	if asks != nil {
+		// Whoever gets the answers may be another edge than the one that asks.
+		bus.KeepEvents(call.ctx)
+	}
 	out := outcome{settled: true, asks: asks}
+	if pages, ok := errors.AsType[*URLElicitationRequiredError](err); ok {
+		out.failed, err = pages.encode(call)
+	}
 	if err != nil {
 		out.failed = w.failure(err, call)
 	}

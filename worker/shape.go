@@ -223,6 +223,7 @@ func (r *shapeReader) read(node any, base *url.URL) (*part, error) {
 	}
 	r.parts[reflect.ValueOf(object).Pointer()] = p
 	r.clean(object)
+	r.split(object)
 	if err := checkKeywords(object); err != nil {
 		return nil, err
 	}
@@ -407,6 +408,29 @@ func (r *shapeReader) clean(object map[string]any) {
 	}
 }
 
+// split puts what the library can check in the place of a pattern that Go does
+// not have, where that can be said.
+func (r *shapeReader) split(object map[string]any) {
+	pattern, ok := object["pattern"].(string)
+	if !ok {
+		return
+	}
+	if _, err := regexp.Compile(pattern); err == nil {
+		return
+	}
+	all, ok := splitPattern(pattern)
+	if !ok {
+		return // checkKeywords says so
+	}
+	list, ok := object["allOf"].([]any)
+	if !ok && object["allOf"] != nil {
+		return
+	}
+	delete(object, "pattern")
+	object["allOf"] = append(slices.Clip(list), all.schema(pattern))
+	r.cleaned = true
+}
+
 // keywords are those the library knows.
 //
 //nolint:gochecknoglobals // a table
@@ -438,7 +462,7 @@ func checkKeywords(object map[string]any) error {
 		return errors.New("multipleOf must be more than 0")
 	}
 	var patterns []string
-	if p, ok := object["pattern"].(string); ok {
+	if p, ok := object["pattern"].(string); ok { // one that was not taken apart
 		patterns = append(patterns, p)
 	}
 	if properties, ok := object["patternProperties"].(map[string]any); ok {

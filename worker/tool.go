@@ -28,9 +28,9 @@ type Tool struct {
 	// if $schema says so, draft-07. Nil: inferred from the Go type by
 	// [AddTool], any object for [Worker.AddRawTool]. Clients see it as it is
 	// written here, without the space between tokens. A tool whose schema is
-	// not valid or cannot be checked (a $ref out of it, a pattern with
-	// lookahead, a recursion without end) is not offered, while all others
-	// are; see [Worker.Problems].
+	// not valid or cannot be checked (a $ref out of it, a recursion without
+	// end, a pattern that looks around elsewhere than at its ends) is not
+	// offered, while all others are; see [Worker.Problems].
 	InputSchema json.RawMessage
 	// OutputSchema is the JSON Schema of the structured content. Nil: inferred
 	// by AddTool, none for AddRawTool.
@@ -53,6 +53,13 @@ type Tool struct {
 	// instance, beside the limit for all ([Config]); a further one is refused
 	// as busy and goes to another instance. 0: no limit of its own.
 	Slots int
+	// OnceOnly: what a client answers in one round of a call ([Call.Ask]) counts
+	// once. By default a client can repeat a round, with the same answers or
+	// others, for a quarter of an hour; for a tool that redeems something this
+	// may be too often. A second use is refused, and so is every use while the
+	// edges cannot reach what they remember the first one by. That costs a
+	// write for each round. A client can still begin the whole call again.
+	OnceOnly bool
 }
 
 // Annotations are hints about a tool. A nil hint is not given and has the
@@ -95,7 +102,9 @@ type tool struct {
 	output  *schema // nil when the tool has none
 	entry   *millracev1.Tool
 	slots   *slots
-	handler func(ctx context.Context, call *Call, args json.RawMessage) (*Result, error)
+	// onceOnly: see Tool.
+	onceOnly bool
+	handler  func(ctx context.Context, call *Call, args json.RawMessage) (*Result, error)
 }
 
 // AddTool adds a tool that is a Go function. The schemas are inferred from In
@@ -258,7 +267,7 @@ func (t Tool) build(in, out reflect.Type) (*tool, error) {
 		entry.ReadOnly = a.ReadOnlyHint != nil && *a.ReadOnlyHint
 		entry.Idempotent = a.IdempotentHint != nil && *a.IdempotentHint
 	}
-	return &tool{name: t.Name, input: input, output: output, entry: entry, slots: newSlots(t.Slots)}, nil
+	return &tool{name: t.Name, input: input, output: output, entry: entry, slots: newSlots(t.Slots), onceOnly: t.OnceOnly}, nil
 }
 
 func (a *Annotations) encode(outer *object) []byte {

@@ -14,8 +14,8 @@
 //   - a value: a result;
 //   - an error: a result with isError set, whose text is the text of the
 //     error, for the model to read and act on;
-//   - a [*ProtocolError] (or [InvalidArguments], or a
-//     [*MissingCapabilityError]): a JSON-RPC error;
+//   - a [*ProtocolError] (or [InvalidArguments], a [*MissingCapabilityError] or
+//     a [*URLElicitationRequiredError]): a JSON-RPC error;
 //   - [ErrNeedsInput], which [Call.Ask] returns: questions for the client. The
 //     handler is run again, from its beginning, when they are answered;
 //   - a panic, or a result that breaks its own schema or is no JSON: an
@@ -51,7 +51,7 @@ import (
 // Config describes a worker. Only Pool has no useful zero value.
 type Config struct {
 	// Pool is the name all instances of this worker share: 1 to 64 of the
-	// characters A-Z, a-z, 0-9, "_" and "-".
+	// characters A-Z, a-z, 0-9, "_" and "-", but not "_edge".
 	Pool string
 	// Version of the worker, shown to operators; a semantic version lets the
 	// edges order the versions of a rolling update.
@@ -66,6 +66,10 @@ type Config struct {
 	// Grace is how long running calls may go on after Run was told to stop.
 	// Default 10 s.
 	Grace time.Duration
+	// Development shows a client what is otherwise logged only: that a result
+	// does not fit the output schema of its tool, and where. Such a result is
+	// never sent, in development or not.
+	Development bool
 	// Logger takes what only the operator may see, such as the stack of a
 	// panic. Default: nothing is logged.
 	Logger *slog.Logger
@@ -223,6 +227,10 @@ func (w *Worker) Problems() []Problem {
 // poolName is what a pool may be called: it is part of NATS subjects.
 const poolName = `^[A-Za-z0-9_-]{1,64}$`
 
+// edgePool is the pool of the edges, which no worker may join: what edges say
+// to each other would reach it.
+const edgePool = "_edge"
+
 // start marks the worker as running, or says why it cannot run.
 func (w *Worker) start() error {
 	w.mu.Lock()
@@ -234,6 +242,9 @@ func (w *Worker) start() error {
 	if ok, _ := regexp.MatchString(poolName, w.cfg.Pool); !ok {
 		mistakes = append([]error{fmt.Errorf(
 			"worker: Config.Pool %q must be 1 to 64 of the characters A-Z, a-z, 0-9, _ and -", w.cfg.Pool)}, mistakes...)
+	}
+	if w.cfg.Pool == edgePool {
+		mistakes = append([]error{fmt.Errorf("worker: Config.Pool %q is the name of the edges", edgePool)}, mistakes...)
 	}
 	if err := errors.Join(mistakes...); err != nil {
 		return err

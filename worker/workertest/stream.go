@@ -61,11 +61,14 @@ func (s *stream) collect(out *Outcome) (*millracev1.NeedsInput, error) {
 		if !ok {
 			return nil, fmt.Errorf("an event of type %T", event)
 		}
-		final := r.GetProgress() == nil && r.GetLog() == nil
+		closed := closesStream(event)
+		final := r.GetProgress() == nil && r.GetLog() == nil && !closed
 		if final != (i == len(s.sent)-1) {
 			return nil, errors.New("the events do not end with exactly one outcome")
 		}
 		switch {
+		case closed:
+			out.Closed++
 		case r.GetProgress() != nil:
 			out.Progress = append(out.Progress, r.GetProgress())
 		case r.GetLog() != nil:
@@ -88,6 +91,11 @@ func (s *stream) collect(out *Outcome) (*millracev1.NeedsInput, error) {
 		return nil, errors.New("the events do not end with a result or error")
 	}
 	return nil, nil
+}
+
+func closesStream(event proto.Message) bool {
+	tool, ok := event.(*millracev1.CallToolResponse)
+	return ok && tool.GetCloseStream() != nil
 }
 
 // byKey orders questions: a map has no order.

@@ -78,6 +78,8 @@ type Outcome struct {
 	// Progress and Logs of all rounds, in the order they were reported.
 	Progress []*millracev1.Progress
 	Logs     []*millracev1.LogMessage
+	// Closed is how often the handler has ended the client's connection.
+	Closed int
 }
 
 // Text returns the blocks of text of the result, contents or prompt, joined by
