@@ -6,6 +6,7 @@
 package seal
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
@@ -13,8 +14,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
+	"sync"
 )
 
 // Size of the authentication code in bytes: HMAC-SHA256 cut to 128 bits.
@@ -26,7 +30,8 @@ var ErrInvalid = errors.New("seal: token is not valid")
 
 // Key is one secret of a ring.
 type Key struct {
-	// ID travels in the open and tells which key made a token.
+	// ID travels in the open and tells which keys may have made a token. Keys
+	// that are named after what they contain may share one by chance.
 	ID byte
 	// Secret should be 32 random bytes; shorter than 16 is refused.
 	Secret []byte
@@ -36,7 +41,23 @@ type Key struct {
 // that a key can be replaced while tokens made with it are still in use. It is
 // immutable and safe for concurrent use.
 type Ring struct {
-	keys []Key
+	keys []*signingKey
+}
+
+// signingKey is a key with what has been prepared to sign with it.
+type signingKey struct {
+	Key
+
+	signers sync.Pool // of *signer
+}
+
+// signer signs with one key. Preparing the key is half the work of signing
+// something short, so it is done once. One goroutine has it at a time.
+type signer struct {
+	hash hash.Hash
+	// text and sum are the signer's own, since what goes through the interface
+	// of a hash would be allocated each time.
+	text, sum []byte
 }
 
 // NewRing builds a ring. Without a key it makes a random one, which lives as
@@ -49,17 +70,21 @@ func NewRing(keys ...Key) (*Ring, error) {
 		}
 		keys = []Key{{ID: 0, Secret: secret}}
 	}
-	seen := map[byte]bool{}
-	for _, k := range keys {
+	for i, k := range keys {
 		if len(k.Secret) < 16 {
 			return nil, fmt.Errorf("seal: key %d has %d bytes, at least 16 are needed", k.ID, len(k.Secret))
 		}
-		if seen[k.ID] {
-			return nil, fmt.Errorf("seal: two keys have the id %d", k.ID)
+		for _, other := range keys[:i] {
+			if bytes.Equal(k.Secret, other.Secret) {
+				return nil, fmt.Errorf("seal: key %d is there twice", k.ID)
+			}
 		}
-		seen[k.ID] = true
 	}
-	return &Ring{keys: keys}, nil
+	r := &Ring{keys: make([]*signingKey, len(keys))}
+	for i, k := range keys {
+		r.keys[i] = &signingKey{Key: k}
+	}
+	return r, nil
 }
 
 // Seal returns payload as a token of visible ASCII. The purpose (and whatever
@@ -70,7 +95,8 @@ func (r *Ring) Seal(purpose string, payload []byte) string {
 	raw := make([]byte, 0, 1+len(payload)+macSize)
 	raw = append(raw, k.ID)
 	raw = append(raw, payload...)
-	raw = k.mac(raw, purpose, raw)
+	mac := k.mac(purpose, raw)
+	raw = append(raw, mac[:]...)
 	return base64.RawURLEncoding.EncodeToString(raw)
 }
 
@@ -85,10 +111,9 @@ func (r *Ring) Open(purpose, token string) ([]byte, error) {
 		if k.ID != body[0] {
 			continue
 		}
-		if !hmac.Equal(mac, k.mac(nil, purpose, body)) {
-			return nil, ErrInvalid
+		if made := k.mac(purpose, body); hmac.Equal(mac, made[:]) {
+			return body[1:], nil
 		}
-		return body[1:], nil
 	}
 	return nil, ErrInvalid
 }
@@ -130,10 +155,9 @@ func (r *Ring) Decrypt(purpose, token string) ([]byte, error) {
 		}
 		nonce, sealed := raw[1:1+aead.NonceSize()], raw[1+aead.NonceSize():]
 		payload, err := aead.Open(nil, nonce, sealed, []byte(purpose))
-		if err != nil {
-			return nil, ErrInvalid
+		if err == nil {
+			return payload, nil
 		}
-		return payload, nil
 	}
 	return nil, ErrInvalid
 }
@@ -156,13 +180,20 @@ func (k Key) aead() (cipher.AEAD, error) {
 	return aead, nil
 }
 
-// mac appends the code of a purpose and a body to dst. The length of the
-// purpose is authenticated too, so that no two pairs run together.
-func (k Key) mac(dst []byte, purpose string, body []byte) []byte {
-	h := hmac.New(sha256.New, k.Secret)
-	n := len(purpose)
-	h.Write([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
-	h.Write([]byte(purpose))
-	h.Write(body)
-	return h.Sum(dst)[:len(dst)+macSize]
+// mac is the code of a purpose and a body. The length of the purpose is
+// authenticated too, so that no two pairs run together.
+func (k *signingKey) mac(purpose string, body []byte) (code [macSize]byte) {
+	s, ok := k.signers.Get().(*signer)
+	if !ok {
+		s = &signer{hash: hmac.New(sha256.New, k.Secret)}
+	}
+	s.text = binary.BigEndian.AppendUint32(s.text[:0], uint32(len(purpose)))
+	s.text = append(s.text, purpose...)
+	s.hash.Reset()
+	s.hash.Write(s.text)
+	s.hash.Write(body)
+	s.sum = s.hash.Sum(s.sum[:0])
+	copy(code[:], s.sum)
+	k.signers.Put(s)
+	return code
 }

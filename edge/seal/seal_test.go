@@ -116,6 +116,35 @@ func TestNewRingRefuses(t *testing.T) {
 	}
 	k := bytes.Repeat([]byte("k"), 16)
 	if _, err := NewRing(Key{1, k}, Key{1, k}); err == nil {
-		t.Error("two keys with one id are accepted")
+		t.Error("the same key is accepted twice")
+	}
+}
+
+// Keys may have one id by chance.
+func TestKeysWithOneID(t *testing.T) {
+	t.Parallel()
+	a, b, c := Key{1, bytes.Repeat([]byte("a"), 32)}, Key{1, bytes.Repeat([]byte("b"), 32)}, Key{1, bytes.Repeat([]byte("c"), 32)}
+	both := ring(t, a, b)
+	for _, k := range []Key{a, b} {
+		if p, err := both.Open("x", ring(t, k).Seal("x", []byte("p"))); err != nil || string(p) != "p" {
+			t.Errorf("Open = %q, %v", p, err)
+		}
+		token, err := ring(t, k).Encrypt("x", []byte("p"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := both.Decrypt("x", token); err != nil || string(p) != "p" {
+			t.Errorf("Decrypt = %q, %v", p, err)
+		}
+	}
+	if _, err := both.Open("x", ring(t, c).Seal("x", nil)); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a third key's token: %v", err)
+	}
+	token, err := ring(t, c).Encrypt("x", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := both.Decrypt("x", token); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a third key's secret: %v", err)
 	}
 }

@@ -50,9 +50,13 @@ func importLaw() []law {
 			why: "the edges and workers of a cluster must not carry a server that they never start",
 		},
 		{
-			from: []string{"./..."}, except: []string{"./proto/bus/...", "./proto/localnats", "./services/millrace"},
+			from: []string{"./..."}, except: []string{"./proto/bus/...", "./proto/localnats", "./edge/jetstream", "./services/millrace"},
 			never: []string{natsClient + "/..."},
-			why:   "one package owns subjects, options and back-pressure of the connection: proto/bus",
+			why:   "one package owns subjects, options and back-pressure of the connection, proto/bus, and one owns what is stored, edge/jetstream",
+		},
+		{
+			from: []string{"./..."}, except: []string{"./edge", "./edge/jetstream", "./services/millrace"}, never: []string{"./edge/jetstream"},
+			why: "what needs a store says so in an interface, so that it runs without JetStream and is tested in fake time",
 		},
 		{
 			from: []string{"./edge/..."}, never: []string{"./worker/..."},

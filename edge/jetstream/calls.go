@@ -1,0 +1,167 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/millrace/millrace/edge/session"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// callsPrefix begins the subjects of continuations.
+func callsPrefix(tenant string) string { return "mr." + tenant + ".cont." }
+
+// StoredCall is a continuation and where it is stored.
+type StoredCall struct {
+	// Session and Stream name the call; both are tokens of subjects.
+	Session, Stream string
+	Continuation    *millracev1.Continuation
+	// Revision is what PutCall compares.
+	Revision uint64
+}
+
+// PutCall stores what is needed to go on with a call, for 65 minutes, if what is
+// stored has the revision (0: nothing is), and returns the new one. It returns
+// when it is stored: a client that is told of it may lose its edge the next
+// moment. Errors: session.ErrConflict, ErrUnavailable, ErrTooLarge.
+func (s *Store) PutCall(ctx context.Context, sessionID, stream string, c *millracev1.Continuation, revision uint64) (uint64, error) {
+	msg, err := s.callMessage(sessionID, stream, c)
+	if err != nil {
+		return 0, err
+	}
+	var written uint64
+	err = s.calls.do(ctx, func(ctx context.Context) (err error) {
+		written, err = s.calls.publish(ctx, msg, revision, 0)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return written, nil
+}
+
+// EndCall stores what is known of a call that has ended, for as long as its
+// events are kept: 5 minutes. It does not wait, and overwrites whatever is
+// there. Errors as of PutCall, but no conflict.
+func (s *Store) EndCall(sessionID, stream string, c *millracev1.Continuation) error {
+	return s.sendCall(sessionID, stream, c, eventAge)
+}
+
+// DropCall removes a call. It does not wait. Errors as of EndCall.
+func (s *Store) DropCall(sessionID, stream string) error {
+	return s.sendCall(sessionID, stream, nil, time.Second)
+}
+
+// sendCall writes a call without waiting; nil is written as nothing, which is as
+// good as no message.
+func (s *Store) sendCall(sessionID, stream string, c *millracev1.Continuation, ttl time.Duration) error {
+	msg, err := s.callMessage(sessionID, stream, c)
+	if err != nil {
+		return err
+	}
+	if ttl > 0 {
+		msg.Header = nats.Header{natsjs.MsgTTLHeader: {ttl.String()}}
+	}
+	if !s.calls.available() {
+		return session.ErrUnavailable
+	}
+	if err := s.nc.PublishMsg(msg); err != nil {
+		return translate(err)
+	}
+	return nil
+}
+
+func (s *Store) callMessage(sessionID, stream string, c *millracev1.Continuation) (*nats.Msg, error) {
+	subject, err := s.callSubject(sessionID, stream)
+	if err != nil {
+		return nil, err
+	}
+	msg := &nats.Msg{Subject: subject}
+	if c == nil {
+		return msg, nil
+	}
+	if msg.Data, err = proto.Marshal(c); err != nil {
+		return nil, fmt.Errorf("jetstream: continuation: %w", err)
+	}
+	if len(msg.Data) > session.MaxValue {
+		return nil, session.ErrTooLarge
+	}
+	return msg, nil
+}
+
+// callSubject is where a call is stored.
+func (s *Store) callSubject(tokens ...string) (string, error) {
+	for _, token := range tokens {
+		if err := session.CheckKey(token); err != nil || strings.Contains(token, ".") {
+			return "", fmt.Errorf("jetstream: %q is no token of a subject", token)
+		}
+	}
+	return callsPrefix(s.tenant) + strings.Join(tokens, "."), nil
+}
+
+// Call returns what is stored of a call. What was written without waiting is
+// there a moment later. Errors: session.ErrNotFound, ErrUnavailable.
+func (s *Store) Call(ctx context.Context, sessionID, stream string) (*millracev1.Continuation, uint64, error) {
+	subject, err := s.callSubject(sessionID, stream)
+	if err != nil {
+		return nil, 0, err
+	}
+	var msg *storedMessage
+	err = s.calls.do(ctx, func(ctx context.Context) (err error) {
+		msg, err = s.calls.get(ctx, getQuery{Last: subject})
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(msg.Data) == 0 {
+		return nil, 0, session.ErrNotFound
+	}
+	c := &millracev1.Continuation{}
+	if err := proto.Unmarshal(msg.Data, c); err != nil {
+		return nil, 0, fmt.Errorf("jetstream: stored call that cannot be read: %w", err)
+	}
+	return c, msg.Sequence, nil
+}
+
+// SessionCalls returns all calls of a session that are stored, those that were
+// written longest ago first. Errors: session.ErrUnavailable.
+func (s *Store) SessionCalls(ctx context.Context, sessionID string) ([]StoredCall, error) {
+	prefix, err := s.callSubject(sessionID)
+	if err != nil {
+		return nil, err
+	}
+	prefix += "."
+	var calls []StoredCall
+	for next := uint64(1); ; {
+		var msg *storedMessage
+		err := s.calls.do(ctx, func(ctx context.Context) (err error) {
+			msg, err = s.calls.get(ctx, getQuery{Next: prefix + "*", Sequence: next})
+			return err
+		})
+		if errors.Is(err, session.ErrNotFound) {
+			return calls, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		next = msg.Sequence + 1
+		if len(msg.Data) == 0 {
+			continue
+		}
+		c := &millracev1.Continuation{}
+		if err := proto.Unmarshal(msg.Data, c); err != nil {
+			return nil, fmt.Errorf("jetstream: stored call that cannot be read: %w", err)
+		}
+		calls = append(calls, StoredCall{
+			Session: sessionID, Stream: strings.TrimPrefix(msg.Subject, prefix), Continuation: c, Revision: msg.Sequence,
+		})
+	}
+}
