@@ -32,7 +32,8 @@ func readStream(resp *http.Response) *callStream {
 		defer close(c.events)
 		defer resp.Body.Close()
 		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			// An event without data only tells the client where it is.
+			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "" {
 				c.events <- data
 			}
 		}

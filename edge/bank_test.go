@@ -22,7 +22,7 @@ import (
 
 // These tests are reports from the field about other servers; the names are
 // those of the bank of cases. Each runs through every door: HTTP in every
-// revision, and stdio.
+// revision, stdio, and HTTP+SSE.
 
 // door is one way in. call sends a request whose id, method and params are raw
 // JSON; it adds what the revision wants and returns the raw response.
@@ -55,7 +55,7 @@ func (d *door) call(id, method, params string) (status int, reply string) {
 // everyDoor runs a test through every door, each in its own system.
 func everyDoor(t *testing.T, test func(t *testing.T, d *door)) {
 	t.Helper()
-	dates := append(mcp.Supported(), "stdio", "stdio modern")
+	dates := append(mcp.Supported(), "stdio", "stdio modern", "HTTP+SSE")
 	for _, name := range dates {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -65,6 +65,8 @@ func everyDoor(t *testing.T, test func(t *testing.T, d *door)) {
 				switch {
 				case strings.HasPrefix(name, "stdio"):
 					d.raw = stdioDoor(t, s)
+				case name == "HTTP+SSE":
+					d.raw = s.openSSE().door
 				case d.modern:
 					d.raw = func(text string) (int, string) {
 						resp := s.post(context.Background(), text, modernHeaders(text)...)
@@ -246,7 +248,7 @@ func TestB04NumbersKeepEveryDigit(t *testing.T) {
 		if got := m.Result.Content[0].Text; got != arguments {
 			t.Errorf("the worker received %s", got)
 		}
-		old := d.name == "2024-11-05" || d.name == "2025-03-26" || d.name == "stdio"
+		old := d.name == "2024-11-05" || d.name == "2025-03-26" || d.name == "stdio" || d.name == "HTTP+SSE"
 		if old {
 			return // these revisions have no structuredContent
 		}
@@ -335,7 +337,7 @@ var tricky = "a\r\nb\rc\nd\u2028\u2029\u0085\u000b\u001cdata: x\n\nid: evil\n" +
 func TestB23FramingSurvivesAnyText(t *testing.T) {
 	t.Parallel()
 	everyDoor(t, func(t *testing.T, d *door) {
-		if strings.HasPrefix(d.name, "stdio") {
+		if strings.HasPrefix(d.name, "stdio") || d.name == "HTTP+SSE" {
 			_, reply := d.call("1", "tools/call", `{"name":"tricky","arguments":{}}`)
 			checkTricky(t, reply)
 			return

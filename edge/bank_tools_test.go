@@ -28,6 +28,8 @@ func (d *door) revision(t *testing.T) *mcp.Revision {
 		return mcp.Modern()
 	case d.name == "stdio": // without a handshake
 		return mcp.Assumed()
+	case d.name == "HTTP+SSE": // as above
+		return mcp.Oldest()
 	}
 	rev, ok := mcp.Lookup(d.name)
 	if !ok {

@@ -15,7 +15,7 @@ import (
 // array of their responses, or nothing when there are none. head is the request
 // without a message.
 func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byte, out exchange.Stream) exchange.Answer {
-	era, refusal := e.batcher(&head)
+	era, refusal := e.batcher(ctx, &head)
 	if refusal != nil {
 		return *refusal
 	}
@@ -23,6 +23,9 @@ func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byt
 	if err != nil {
 		return exchange.Refused(mcp.Assumed(), http.StatusBadRequest, nil, err)
 	}
+	// A place in the stream belongs to one call: where several share a stream,
+	// messages have none.
+	out = struct{ exchange.Stream }{out}
 	responses := make([][]byte, len(elements))
 	var running sync.WaitGroup
 	for i, element := range elements {
@@ -47,7 +50,7 @@ func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byt
 }
 
 // batcher finds the era that takes batches, or says why there is none.
-func (e *Edge) batcher(head *exchange.Request) (exchange.Era, *exchange.Answer) {
+func (e *Edge) batcher(ctx context.Context, head *exchange.Request) (exchange.Era, *exchange.Answer) {
 	rev, known := mcp.Lookup(head.Header.Get(mcp.HeaderProtocolVersion))
 	if !known || !rev.Modern {
 		for _, era := range e.eras {
@@ -56,7 +59,7 @@ func (e *Edge) batcher(head *exchange.Request) (exchange.Era, *exchange.Answer) 
 				continue
 			}
 			var refusal *exchange.Answer
-			if rev, refusal = b.RevisionOf(head); refusal != nil || rev.Batches {
+			if rev, refusal = b.RevisionOf(ctx, head); refusal != nil || rev.Batches {
 				return era, refusal
 			}
 		}

@@ -50,6 +50,9 @@ func converse(t *testing.T, file string) {
 		t.Errorf("the first line must name the section of the specification: %q", archive.Comment)
 	}
 	s := start(t, Config{PageSize: 4, CallTimeout: 50 * time.Second})
+	if bytes.Contains(archive.Comment, []byte("\nwith the worker of pages to visit\n")) {
+		s.visiting()
+	}
 	c := &conversation{system: s}
 	var played []txtar.File
 	for i := 0; i < len(archive.Files); i++ {

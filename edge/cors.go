@@ -18,8 +18,9 @@ const preflightAge = "7200"
 // cors adds the headers that let a web page of an allowed origin use the edge
 // (the Fetch standard, "CORS protocol"), to refusals too, and reports whether
 // the request is only a browser's question whether it may ask. The origin was
-// checked before; without one there is no browser.
-func cors(h http.Header, r *http.Request) (preflight bool) {
+// checked before; without one there is no browser. methods are those of the
+// path.
+func cors(h http.Header, r *http.Request, methods string) (preflight bool) {
 	h.Add("Vary", "Origin")
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -30,7 +31,7 @@ func cors(h http.Header, r *http.Request) (preflight bool) {
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}
-	h.Set("Access-Control-Allow-Methods", allowed)
+	h.Set("Access-Control-Allow-Methods", methods)
 	if asked := strings.Join(r.Header.Values("Access-Control-Request-Headers"), ", "); asked != "" {
 		// A list instead of "*", which would not cover Authorization.
 		h.Set("Access-Control-Allow-Headers", asked)

@@ -16,12 +16,12 @@ import (
 var pages = map[string][]string{
 	"2024-11-05": {"basic/messages", "basic/lifecycle"},
 	"2025-03-26": {"basic", "basic/lifecycle"},
-	"2025-06-18": {"basic", "basic/lifecycle"},
-	"2025-11-25": {"basic", "basic/lifecycle"},
+	"2025-06-18": {"basic", "basic/lifecycle", "client/elicitation"},
+	"2025-11-25": {"basic", "basic/lifecycle", "client/elicitation"},
 	"2026-07-28": {
 		"basic", "basic/versioning", "basic/transports", "basic/transports/stdio", "basic/transports/streamable-http",
 		"basic/patterns", "basic/patterns/cancellation", "basic/patterns/mrtr", "basic/patterns/progress", "basic/patterns/subscriptions",
-		"server/discover", "server/utilities/caching",
+		"server/discover", "server/utilities/caching", "client/elicitation",
 	},
 }
 
@@ -30,7 +30,7 @@ var legacyPages = []string{"basic/transports", "basic/utilities/cancellation", "
 
 // commonPages are those that every revision has.
 var commonPages = []string{
-	"server/tools", "server/resources", "server/prompts",
+	"server/tools", "server/resources", "server/prompts", "client/sampling", "client/roots",
 	"server/utilities/completion", "server/utilities/logging", "server/utilities/pagination",
 }
 

@@ -23,17 +23,20 @@ import (
 	"github.com/millrace/millrace/edge/backend"
 	"github.com/millrace/millrace/edge/catalog"
 	"github.com/millrace/millrace/edge/exchange"
+	"github.com/millrace/millrace/edge/jetstream"
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/legacy"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/methods"
 	"github.com/millrace/millrace/edge/notify"
+	"github.com/millrace/millrace/edge/peer"
 	"github.com/millrace/millrace/edge/render"
 	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/edge/session"
 	"github.com/millrace/millrace/edge/sse"
 	"github.com/millrace/millrace/edge/stateless"
 	"github.com/millrace/millrace/proto/bus"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
 // Config configures an edge; the zero value works.
@@ -76,6 +79,12 @@ type Config struct {
 	// ones. Without any, a random key lives as long as the edge, and edges do
 	// not accept each other's sessions.
 	Keys []seal.Key
+	// Store keeps what sessions change, for all edges that are to serve them,
+	// and which answers that count once were used; nil keeps it in this edge.
+	Store session.Store
+	// Streams keeps what is sent on the streams of sessions, so that they can be
+	// resumed on any edge; nil: they cannot. Its Run must be running.
+	Streams *jetstream.Store
 	// SessionMaxAge is the absolute age of a session; 0 means 24 h.
 	SessionMaxAge time.Duration
 	// Logger is the edge's log; nil discards.
@@ -90,7 +99,13 @@ type Edge struct {
 	client  *bus.Client
 	watcher *bus.Watcher
 	catalog *catalog.Catalog
+	peers   *peer.Peers
 	eras    []exchange.Era
+	modern  exchange.Era // the one of them without a handshake
+	ring    *seal.Ring
+	streams streams // of HTTP+SSE
+	calls   *exchange.Calls
+	posts   poster // nil: no other edges
 	guard   guard
 	auth    auth.Authenticator // nil: nobody is asked
 
@@ -98,6 +113,11 @@ type Edge struct {
 	// draining is done when the edge is to become unready; drain does that.
 	draining context.Context
 	drain    context.CancelFunc
+	// stopping is done when Run is to return; stop does that. sessions are
+	// waited for then.
+	stopping context.Context
+	stop     context.CancelFunc
+	sessions *legacy.Era
 }
 
 // New returns an edge on a connection to the bus, which stays the caller's.
@@ -136,38 +156,72 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		client: bus.NewClient(conn, bus.ClientConfig{Logger: cfg.Logger}),
 		guard:  guard,
 		auth:   authenticator,
+		ring:   ring,
+		calls:  &exchange.Calls{},
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
 		OnLost: func(m bus.Member) { e.client.Lost(m.Instance, m.Epoch) },
 	})
 	e.draining, e.drain = context.WithCancel(context.Background())
+	e.stopping, e.stop = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
 	runner := &methods.Runner{
 		Backend: backend.New(e.catalog, e.client, backend.Config{
 			CallTimeout: cfg.CallTimeout, CallCeiling: cfg.CallCeiling, Logger: cfg.Logger,
 		}),
 		Render: &render.Renderer{Server: server, PageSize: cfg.PageSize, ListTTL: cfg.ListTTL, Cursors: ring},
-		Calls:  &exchange.Calls{},
+		Calls:  e.calls,
+	}
+	store := cfg.Store
+	if store == nil {
+		store = session.NewMemory()
 	}
 	changes := notify.NewHub(e.catalog, e.client)
 	// The first era that claims a message serves it; legacy takes the rest.
+	e.modern = &stateless.Era{Methods: runner, States: ring, Tickets: session.NewTickets(store), Changes: changes, Draining: e.draining}
+	sessions := &legacy.Era{
+		Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge),
+		Records: session.NewRecords(store, session.RecordsConfig{MaxAge: cfg.SessionMaxAge, Logger: cfg.Logger}),
+		Pending: &exchange.Pending{}, AskTimeout: cfg.AskTimeout,
+		Changes: changes, Draining: e.draining, Stopping: e.stopping,
+		Edge: e.client.ID(), Routes: ring,
+	}
+	if streams := cfg.Streams; streams != nil {
+		sessions.Resumption = &legacy.Resumption{
+			Calls: streams, Log: streams, Available: streams.Available, Bus: e.client, Alive: e.alive,
+			SessionCalls: func(ctx context.Context, id string) (map[string]*millracev1.Continuation, error) {
+				calls, err := streams.SessionCalls(ctx, id)
+				byStream := make(map[string]*millracev1.Continuation, len(calls))
+				for _, c := range calls {
+					byStream[c.Stream] = c.Continuation
+				}
+				return byStream, err
+			},
+		}
+	}
+	e.sessions = sessions
+	e.peers = peer.New(conn, e.client, e.watcher.Members, peer.Config{
+		Deliver: sessions.Delivered, Post: e.takePost, Heard: sessions.Heard, Logger: cfg.Logger,
+	})
+	sessions.Peers, e.posts = e.peers, e.peers
 	e.eras = []exchange.Era{
-		&stateless.Era{Methods: runner, States: ring, Changes: changes, Draining: e.draining},
-		&legacy.Era{
-			Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge),
-			Pending: &exchange.Pending{}, AskTimeout: cfg.AskTimeout,
-			Changes: changes, Draining: e.draining,
-		},
+		e.modern,
+		sessions,
 	}
 	return e, nil
 }
 
-// Run keeps the edge's side of the bus: calls, membership, catalog. It returns
-// when the context has ended and all of them have stopped, or when one fails.
+// Run keeps the edge's side of the bus: calls, membership, catalog, the other
+// edges. It returns when the context has ended and all of them have stopped, or
+// when one fails.
 func (e *Edge) Run(ctx context.Context) error {
+	defer e.sessions.Wait()
 	g, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, e.stop)()
+	defer e.stop()
 	g.Go(func() error { return e.client.Run(ctx) })
+	g.Go(func() error { return e.peers.Run(ctx) })
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error { return e.catalog.Run(ctx) })
 	return g.Wait()
@@ -176,8 +230,35 @@ func (e *Edge) Run(ctx context.Context) error {
 // Catalog returns what workers announce, as this edge sees it.
 func (e *Edge) Catalog() *catalog.Catalog { return e.catalog }
 
-// Members returns the instances this edge sees, sorted by pool and instance.
-func (e *Edge) Members() []bus.Member { return e.watcher.Members() }
+// Members returns the instances of workers this edge sees, sorted by pool and
+// instance.
+func (e *Edge) Members() []bus.Member {
+	return e.members(func(m bus.Member) bool { return m.Pool != peer.Pool })
+}
+
+// Edges returns the edges this one sees, itself included, sorted by instance.
+func (e *Edge) Edges() []bus.Member {
+	return e.members(func(m bus.Member) bool { return m.Pool == peer.Pool })
+}
+
+func (e *Edge) members(wanted func(bus.Member) bool) (found []bus.Member) {
+	for _, m := range e.watcher.Members() {
+		if wanted(m) {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// alive reports whether an instance of a worker, or an edge, is there.
+func (e *Edge) alive(id string) bool {
+	for _, m := range e.watcher.Members() {
+		if m.Instance == id {
+			return true
+		}
+	}
+	return false
+}
 
 // Drain makes the edge unready: load balancers that look at /readyz send no
 // further requests, while those that come are served. Streams that only wait
@@ -198,6 +279,11 @@ func (e *Edge) Ready() (ok bool, reason string) {
 		return false, "not subscribed yet"
 	}
 	select {
+	case <-e.peers.Ready():
+	default:
+		return false, "not known to the other edges yet"
+	}
+	select {
 	case <-e.catalog.Ready():
 	default:
 		return false, "still learning what workers there are"
@@ -208,7 +294,7 @@ func (e *Edge) Ready() (ok bool, reason string) {
 // WaitReady returns when the edge can serve and each of the pools has an
 // instance, or with an error that says what is missing when ctx ends.
 func (e *Edge) WaitReady(ctx context.Context, pools ...string) error {
-	for _, ready := range []<-chan struct{}{e.client.Ready(), e.catalog.Ready()} {
+	for _, ready := range []<-chan struct{}{e.client.Ready(), e.peers.Ready(), e.catalog.Ready()} {
 		select {
 		case <-ready:
 		case <-ctx.Done():

@@ -18,12 +18,14 @@ import (
 	"github.com/millrace/millrace/edge/sse"
 )
 
-// Handler serves the MCP endpoint at /mcp and the health of the edge at
-// /healthz and /readyz. The health paths answer to any Host, since probes come
-// by address.
+// Handler serves the MCP endpoint at /mcp, clients of the older transport
+// HTTP+SSE at /sse and /messages, and the health of the edge at /healthz and
+// /readyz. The health paths answer to any Host, since probes come by address.
 func (e *Edge) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/mcp", e.serveMCP)
+	mux.HandleFunc("/sse", e.serveSSE)
+	mux.HandleFunc("/messages", e.serveMessages)
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "ok\n") // a probe that left needs no answer
 	})
@@ -39,21 +41,22 @@ func (e *Edge) Handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		e.reject(w, r, http.StatusNotFound, fmt.Sprintf("nothing is served at %s: the MCP endpoint is /mcp", r.URL.Path))
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.TransferEncoding) > 0 {
+			// A body in chunks may have claimed a length too, by which others on
+			// the way may have framed it; net/http takes the chunks and hides
+			// the length. Such a connection must not go on (RFC 9112, section
+			// 6.1), so none with chunks does.
+			w.Header().Set("Connection", "close")
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // serveMCP serves one POST: one JSON-RPC message, answered as JSON or as a
 // stream (transports, "Sending Messages to the Server").
 func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
-	if reason := e.guard.check(r); reason != "" {
-		e.reject(w, r, http.StatusForbidden, reason)
-		return
-	}
-	if preflight := cors(w.Header(), r); preflight {
-		w.WriteHeader(http.StatusNoContent)
-		return
-	}
-	principal, ok := e.caller(w, r)
+	principal, ok := e.admit(w, r, allowed)
 	if !ok {
 		return
 	}
@@ -69,13 +72,7 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 		e.rejectMethod(w, r)
 		return
 	}
-	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
-		e.reject(w, r, http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Type %q is not served here: send application/json", r.Header.Get("Content-Type")))
-		return
-	}
-	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
-		w.Header().Set("Accept-Encoding", "identity")
-		e.reject(w, r, http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Encoding %q is not served here: send the body as it is", encoding))
+	if !e.acceptContent(w, r) {
 		return
 	}
 	accept := parseAccept(r.Header)
@@ -87,7 +84,12 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	defer e.bodies.put(body)
+	var answer exchange.Answer
+	defer func() {
+		if !answer.Left {
+			e.bodies.put(body)
+		}
+	}()
 	req := &exchange.Request{Header: r.Header, Principal: principal}
 	if jsonrpc.IsBatch(body.Bytes()) {
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
@@ -106,7 +108,38 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 	}
 	out := newHTTPStream(e, w, accept, &req.Message)
 	defer out.close()
-	out.finish(e.serve(r.Context(), req, out))
+	answer = e.serve(r.Context(), req, out)
+	out.finish(answer)
+}
+
+// admit decides whether a request may be made at all, or answers it and reports
+// false; methods are those of its path. The principal is nil only where nothing
+// authenticates callers.
+func (e *Edge) admit(w http.ResponseWriter, r *http.Request, methods string) (*exchange.Principal, bool) {
+	if reason := e.guard.check(r); reason != "" {
+		e.reject(w, r, http.StatusForbidden, reason)
+		return nil, false
+	}
+	if preflight := cors(w.Header(), r, methods); preflight {
+		w.WriteHeader(http.StatusNoContent)
+		return nil, false
+	}
+	return e.caller(w, r)
+}
+
+// acceptContent decides whether the body can be a message, or answers and
+// reports false.
+func (e *Edge) acceptContent(w http.ResponseWriter, r *http.Request) bool {
+	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+		e.reject(w, r, http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Type %q is not served here: send application/json", r.Header.Get("Content-Type")))
+		return false
+	}
+	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
+		w.Header().Set("Accept-Encoding", "identity")
+		e.reject(w, r, http.StatusUnsupportedMediaType, fmt.Sprintf("Content-Encoding %q is not served here: send the body as it is", encoding))
+		return false
+	}
+	return true
 }
 
 // serveStream serves a GET: the stream of a session for messages that belong to
@@ -125,7 +158,15 @@ func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request, principal *ex
 		accept.json = false
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
 		defer out.close()
-		answer := listener.Listen(r.Context(), &exchange.Request{Header: r.Header, Principal: principal}, out)
+		req := &exchange.Request{Header: r.Header, Principal: principal}
+		var answer exchange.Answer
+		resumed := false
+		if resumer, ok := era.(exchange.Resumer); ok && r.Header.Get(mcp.HeaderLastEventID) != "" {
+			answer, resumed = resumer.Resume(r.Context(), req, r.Header.Get(mcp.HeaderLastEventID), out)
+		}
+		if !resumed {
+			answer = listener.Listen(r.Context(), req, out)
+		}
 		if answer.Status == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", allowed)
 		}
@@ -145,7 +186,7 @@ func (e *Edge) serveDelete(w http.ResponseWriter, r *http.Request, principal *ex
 		if ender, ok := era.(exchange.Ender); ok {
 			out := newHTTPStream(e, w, accepted{json: true}, &jsonrpc.Message{})
 			defer out.close()
-			out.finish(ender.End(&exchange.Request{Header: r.Header, Principal: principal}))
+			out.finish(ender.End(r.Context(), &exchange.Request{Header: r.Header, Principal: principal}))
 			return
 		}
 	}
@@ -286,10 +327,19 @@ func (s *httpStream) Begin() error {
 
 // Send sends a notification as one event.
 func (s *httpStream) Send(msg []byte) error {
+	return s.SendEvents(exchange.Event{Data: msg})
+}
+
+// SendEvents sends events in one write.
+func (s *httpStream) SendEvents(events ...exchange.Event) error {
 	if !s.open {
 		return nil
 	}
-	return s.stream().Event(sse.Event{Data: oneLine(msg)})
+	written := make([]sse.Event, len(events))
+	for i, ev := range events {
+		written[i] = sse.Event{ID: ev.ID, Retry: ev.Retry, Data: oneLine(ev.Data)}
+	}
+	return s.stream().Event(written...)
 }
 
 // stream returns the writer of the stream, started.
@@ -333,7 +383,7 @@ func (s *httpStream) finish(a exchange.Answer) {
 		// The client of a withheld answer sees its stream end without one.
 		w := s.stream()
 		if a.Body != nil && !a.Withheld {
-			_ = w.Event(sse.Event{Data: oneLine(a.Body)}) // a client that left needs no answer
+			_ = w.Event(sse.Event{ID: a.EventID, Data: oneLine(a.Body)}) // a client that left needs no answer
 		}
 	}
 }

@@ -9,12 +9,9 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
-	"github.com/millrace/millrace/edge/jsonrpc"
-	"github.com/millrace/millrace/edge/mcp"
 )
 
 // ServeStdio serves one client over a pair of streams, one message a line
@@ -29,36 +26,30 @@ import (
 func (e *Edge) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &stdio{edge: e, out: out, cancel: cancel, peer: &exchange.Peer{Scope: rand.Text()}}
-
-	// What belongs to no request is written beside the answers.
-	var listening sync.WaitGroup
-	listenCtx, stopListening := context.WithCancel(ctx)
-	defer listening.Wait()
-	defer stopListening()
-	for _, era := range e.eras {
-		if l, ok := era.(exchange.Listener); ok {
-			listening.Go(func() { l.Listen(listenCtx, &exchange.Request{Peer: s.peer}, s) })
-		}
+	s := &stdio{out: out, cancel: cancel}
+	s.connection = connection{edge: e, peer: &exchange.Peer{Scope: rand.Text()}, write: s.writeLine}
+	if w, ok := out.(ReadWaiter); ok {
+		s.awaitRead = func(time.Time) { w.WaitRead(readWait) }
 	}
+	stopListening := s.listen(ctx, nil)
+	defer stopListening()
 
 	lines := make(chan line) // unbuffered: a line is read when the last was taken
 	go readLines(ctx, in, e.cfg.Limits.MaxBytes, lines)
-	var running sync.WaitGroup
 	for {
 		select {
 		case l, ok := <-lines:
 			if ok && l.err == nil {
-				s.accept(ctx, l, &running)
+				s.acceptLine(ctx, l)
 				continue
 			}
 			if l.err != nil {
 				e.log.Warn("stdin ended with an error", "error", l.err)
 			}
-			s.drain(ctx, &running)
+			s.drain(ctx)
 			return s.err()
 		case <-ctx.Done():
-			running.Wait()
+			s.running.Wait()
 			return s.err()
 		}
 	}
@@ -66,8 +57,8 @@ func (e *Edge) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) erro
 
 // stdio is one connection.
 type stdio struct {
-	edge   *Edge
-	peer   *exchange.Peer
+	connection
+
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex // one message at a time on out
@@ -75,42 +66,18 @@ type stdio struct {
 	writeErr error
 }
 
-// accept starts serving one line. What settles how later lines are read runs
-// before they are: the handshake, cancellations and other notifications.
-func (s *stdio) accept(ctx context.Context, l line, running *sync.WaitGroup) {
+// acceptLine starts serving one line. A line that was cut off is over the limit
+// and gives the error for that.
+func (s *stdio) acceptLine(ctx context.Context, l line) {
 	if len(bytes.TrimSpace(l.data)) == 0 {
 		return
 	}
-	settled := s.peer.Handshake()
-	if jsonrpc.IsBatch(l.data) {
-		head := exchange.Request{Peer: s.peer, Handshake: settled}
-		call := &stdioCall{stdio: s}
-		running.Go(func() { call.answer(s.edge.serveBatch(ctx, head, l.data, call)) })
-		return
-	}
-	// A line that was cut off is over the limit and gives the error for that.
-	msg, err := jsonrpc.Decode(l.data, s.edge.cfg.Limits)
-	if err != nil {
-		if isNotification(&msg, err) {
-			return
-		}
-		rev := mcp.Modern() // which has no handshake
-		if settled != nil {
-			rev = settled.Revision
-		}
+	p := s.edge.decode(l.data, nil)
+	if p.err != nil && !isNotification(&p.msg, p.err) {
 		// Who runs a client by hand sees here why it gets nothing else.
-		s.edge.log.Warn("a line of stdin is no message", "error", err)
-		(&stdioCall{stdio: s}).answer(exchange.Refused(rev, 0, err.ID, err))
-		return
+		s.edge.log.Warn("a line of stdin is no message", "error", p.err)
 	}
-	req := &exchange.Request{Message: msg, Peer: s.peer, Handshake: settled}
-	call := &stdioCall{stdio: s}
-	serve := func() { call.answer(s.edge.serve(ctx, req, call)) }
-	if msg.Kind() != jsonrpc.Request || msg.Method == mcp.MethodInitialize {
-		serve()
-		return
-	}
-	running.Go(serve)
+	s.accept(ctx, p)
 }
 
 // ReadWaiter is an output that can wait for its reader. ServeStdio uses it when
@@ -124,41 +91,11 @@ type ReadWaiter interface {
 // readWait is how long an answer waits for the progress before it to be read.
 const readWait = time.Second
 
-// stdioCall is the connection as one message sees it.
-type stdioCall struct {
-	*stdio
-	// notified: a notification was written for this message. Of a batch, whose
-	// messages run side by side, for any of them.
-	notified atomic.Bool
-}
-
-// Send writes a notification.
-func (c *stdioCall) Send(msg []byte) error {
-	c.notified.Store(true)
-	return c.stdio.Send(msg)
-}
-
-// answer writes an answer, if there is one. A failed write has ended the
-// connection, which is all that can be done about it here.
-//
-// Clients exist that take the answer out of what they have read at once before
-// the progress that stands in front of it, and then drop the progress. So an
-// answer waits a moment until they have read what is there.
-func (c *stdioCall) answer(a exchange.Answer) {
-	if a.Body == nil || a.Withheld {
-		return
-	}
-	if w, ok := c.out.(ReadWaiter); ok && c.notified.Load() {
-		w.WaitRead(readWait)
-	}
-	_ = c.write(a.Body)
-}
-
 // drain lets running calls finish within the grace period, then cancels them.
-func (s *stdio) drain(ctx context.Context, running *sync.WaitGroup) {
+func (s *stdio) drain(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
-		running.Wait()
+		s.running.Wait()
 		close(done)
 	}()
 	timer := time.NewTimer(s.edge.cfg.Grace)
@@ -178,18 +115,9 @@ var (
 	errStdio = errors.New("edge: the client does not read any more")
 )
 
-// Open is always true: a line can be written at any time.
-func (s *stdio) Open() bool { return true }
-
-// Begin does nothing: the stream is there from the start.
-func (s *stdio) Begin() error { return nil }
-
-// Send writes a notification.
-func (s *stdio) Send(msg []byte) error { return s.write(msg) }
-
-// write writes one message as one line. After the first failure the connection
-// is over: running calls are cancelled.
-func (s *stdio) write(msg []byte) error {
+// writeLine writes one message as one line. After the first failure the
+// connection is over: running calls are cancelled.
+func (s *stdio) writeLine(msg []byte) error {
 	msg = oneLine(msg)
 	buf := make([]byte, 0, len(msg)+1)
 	buf = append(append(buf, msg...), '\n')

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -83,6 +84,25 @@ func TestStdioEndsWithItsContext(t *testing.T) {
 			t.Errorf("%d handlers saw their context end, want 1", n)
 		}
 		inW.Close()
+	})
+}
+
+func TestStdioCancelRightBehindItsCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{})
+		input := stdioInit
+		const n = 50
+		for i := range n {
+			input += fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"hang"}}`+"\n", i) +
+				fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}`+"\n", i)
+		}
+		// This one names nothing.
+		input += `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{}}` + "\n"
+		r := serveText(context.Background(), s, input)
+		if r.err != nil || len(r.lines()) != 1 || r.took > 5*time.Second {
+			t.Errorf("%d messages after %v, %v: a call was not cancelled", len(r.lines()), r.took, r.err)
+		}
 	})
 }
 

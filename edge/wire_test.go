@@ -9,6 +9,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -29,11 +30,16 @@ type wire struct {
 	faults   []string
 	checked  int
 	sessions map[string]string // revisions by session id
+	// posted is what was sent in each session, so what a stream that is resumed
+	// may go on with.
+	posted map[string][]*sent
+	// streams are the connections of HTTP+SSE by where their messages go.
+	streams map[string]*connectionExchange
 }
 
 func newWire(t testing.TB) *wire {
 	t.Helper()
-	w := &wire{schemas: loadSchemas(t), sessions: map[string]string{}}
+	w := &wire{schemas: loadSchemas(t), sessions: map[string]string{}, posted: map[string][]*sent{}, streams: map[string]*connectionExchange{}}
 	t.Cleanup(func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -62,7 +68,7 @@ type sent struct {
 	unread bool
 	// batch: it came in an array.
 	batch bool
-	// since is the handshake before it, on stdio.
+	// since is the handshake before it, on a connection.
 	since *agreement
 }
 
@@ -127,11 +133,19 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		req = req.Clone(req.Context())
 		req.Body = io.NopCloser(bytes.NewReader(raw))
 		ex.sent = readSent(raw)
+		if x := t.stream(req.URL); x != nil {
+			x.took(raw)
+		}
 	}
 	if rev, ok := mcp.Lookup(req.Header.Get(mcp.HeaderProtocolVersion)); ok {
 		ex.rev, ex.refused = rev.Date, rev.Date
 	}
 	t.mu.Lock()
+	if id := req.Header.Get(mcp.HeaderSessionID); req.Method == http.MethodGet && req.Header.Get(mcp.HeaderLastEventID) != "" {
+		ex.sent = slices.Clone(t.posted[id])
+	} else if id != "" {
+		t.posted[id] = append(t.posted[id], ex.sent...)
+	}
 	if rev, ok := t.sessions[req.Header.Get(mcp.HeaderSessionID)]; ok && ex.rev != mcp.Modern().Date {
 		ex.rev = rev
 	}
@@ -148,7 +162,11 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case "application/json":
 		resp.Body = &observed{ReadCloser: resp.Body, end: ex.message}
 	case "text/event-stream":
-		resp.Body = &observed{ReadCloser: resp.Body, event: ex.message}
+		event := ex.message
+		if strings.HasSuffix(req.URL.Path, "/sse") {
+			event = t.newStream(req.URL)
+		}
+		resp.Body = &observed{ReadCloser: resp.Body, event: event}
 	}
 	return resp, nil
 }
@@ -252,27 +270,30 @@ func eventData(event []byte) []byte {
 	return bytes.Join(data, []byte("\n"))
 }
 
-// --- stdio ---
+// --- connections: stdio and HTTP+SSE ---
 
-// agreement is a handshake on stdio; rev is empty until it was answered.
+// agreement is a handshake on a connection; rev is empty until it was answered.
 type agreement struct {
 	rev      string
 	previous *agreement
 }
 
 // revision is what the handshake settled; one that failed settled nothing.
-func (a *agreement) revision() string {
+func (x *connectionExchange) revision(a *agreement) string {
 	for ; a != nil; a = a.previous {
 		if a.rev != "" {
 			return a.rev
 		}
 	}
-	return mcp.Assumed().Date
+	return x.assumed
 }
 
-// stdioExchange is one connection.
-type stdioExchange struct {
+// connectionExchange is one connection.
+type connectionExchange struct {
 	*wire
+
+	// assumed is the revision before a handshake.
+	assumed string
 
 	lines sync.Mutex
 	in    []byte
@@ -289,13 +310,13 @@ func (s *system) serveStdio(ctx context.Context, in io.Reader, out io.Writer) er
 }
 
 func (s *system) observeStdio(ctx context.Context, w *wire, in io.Reader, out io.Writer) error {
-	x := &stdioExchange{wire: w}
+	x := &connectionExchange{wire: w, assumed: mcp.Assumed().Date}
 	return s.edge.ServeStdio(ctx, &stdioIn{x, in}, &stdioOut{x, out})
 }
 
 // stdioIn reads along what the client writes.
 type stdioIn struct {
-	*stdioExchange
+	*connectionExchange
 
 	next io.Reader
 }
@@ -314,72 +335,117 @@ func (x *stdioIn) Read(p []byte) (int, error) {
 			return n, err
 		}
 		x.in = rest
-		for _, s := range readSent(line) {
-			s.since = x.last
-			if s.initializes() {
-				s.since = &agreement{previous: x.last}
-				x.last = s.since
-			}
-			x.sent = append(x.sent, s)
+		x.tookLocked(line)
+	}
+}
+
+// took notes what the client sends. It comes before what the edge makes of it.
+func (x *connectionExchange) took(raw []byte) {
+	x.lines.Lock()
+	defer x.lines.Unlock()
+	x.tookLocked(raw)
+}
+
+func (x *connectionExchange) tookLocked(raw []byte) {
+	for _, s := range readSent(raw) {
+		s.since = x.last
+		if s.initializes() {
+			s.since = &agreement{previous: x.last}
+			x.last = s.since
 		}
+		x.sent = append(x.sent, s)
 	}
 }
 
 // stdioOut reads along what the edge writes.
 type stdioOut struct {
-	*stdioExchange
+	*connectionExchange
+
 	next io.Writer
 }
 
 // Write takes one line, since the edge writes each message at once.
 func (o *stdioOut) Write(p []byte) (int, error) {
-	o.lines.Lock()
-	sent := o.sent
-	revs := o.revisions(p, sent)
-	flowErr := o.flow.next(p, sent)
-	o.lines.Unlock()
-	if flowErr != nil {
-		o.fault(revs[0], p, flowErr)
-	}
 	if bytes.Count(p, []byte("\n")) != 1 || !bytes.HasSuffix(p, []byte("\n")) {
-		o.fault(revs[0], p, errors.New("not exactly one line"))
+		o.fault(o.assumed, p, errors.New("not exactly one line"))
 	}
-	message := bytes.TrimSuffix(p, []byte("\n"))
+	o.left(bytes.TrimSuffix(p, []byte("\n")))
+	return o.next.Write(p)
+}
+
+// left checks a message of the edge.
+func (x *connectionExchange) left(message []byte) {
+	x.lines.Lock()
+	sent := x.sent
+	revs := x.revisions(message, sent)
+	flowErr := x.flow.next(message, sent)
+	x.lines.Unlock()
+	if flowErr != nil {
+		x.fault(revs[0], message, flowErr)
+	}
 	for _, rev := range revs {
 		isBatch := bytes.HasPrefix(message, []byte("["))
-		if isBatch && o.schemas.batches(rev) || !isBatch && o.valid(rev, message, sent) == nil {
+		if isBatch && x.schemas.batches(rev) || !isBatch && x.valid(rev, message, sent) == nil {
 			revs[0] = rev
 			break
 		}
 	}
-	o.check(revs[0], message, sent)
-	return o.next.Write(p)
+	x.check(revs[0], message, sent)
+}
+
+// newStream observes a connection of HTTP+SSE that was opened at the URL: its
+// first event is where messages go, and every other one is a message.
+func (w *wire) newStream(opened *url.URL) (event func([]byte)) {
+	x := &connectionExchange{wire: w, assumed: mcp.Oldest().Date}
+	first := true
+	return func(data []byte) {
+		if !first {
+			x.left(data)
+			return
+		}
+		first = false
+		endpoint, err := opened.Parse(string(data))
+		if err != nil {
+			w.fault(x.assumed, data, err)
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.streams[endpoint.RawQuery] = x
+	}
+}
+
+// stream returns the connection whose messages go to the URL, if any.
+func (w *wire) stream(posted *url.URL) *connectionExchange {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.streams[posted.RawQuery]
 }
 
 // revisions finds what a message of the edge belongs to: usually one, but
 // requests of different eras may have the same id.
-func (o *stdioOut) revisions(raw []byte, all []*sent) (revs []string) {
+func (x *connectionExchange) revisions(raw []byte, all []*sent) (revs []string) {
 	var m received
 	var batch []received
 	if json.Unmarshal(raw, &batch) == nil && len(batch) > 0 {
 		m = batch[0]
 	} else if json.Unmarshal(raw, &m) != nil {
-		return []string{o.last.revision()}
+		return []string{x.revision(x.last)}
 	}
 	settled := false
 	of := func(s *sent) (revs []string) {
 		if s.initializes() && s.since.rev == "" && !settled && bytes.Contains(m.Result, []byte(`"protocolVersion"`)) {
 			s.since.rev, settled = agreedRevision(&m), true
-			o.agreed = append(o.agreed, s.since.rev)
+			x.agreed = append(x.agreed, s.since.rev)
 		}
 		if s.modern() && !s.batch {
 			return []string{mcp.Modern().Date}
 		}
-		revs = []string{s.since.revision()}
-		if o.last != nil && o.last.previous != nil {
+		revs = []string{x.revision(s.since)}
+		if x.last != nil && x.last.previous != nil {
 			// With several handshakes, some of which may have failed or share
 			// their id with other requests, it is not clear which came before.
-			revs = slices.Concat(revs, o.agreed, []string{mcp.Assumed().Date})
+			revs = slices.Concat(revs, x.agreed, []string{x.assumed})
 		}
 		return revs
 	}
@@ -406,12 +472,12 @@ func (o *stdioOut) revisions(raw []byte, all []*sent) (revs []string) {
 	// What belongs to no message that can be told: the legacy era says nothing
 	// by itself before the handshake, and an answer without an id may be to a
 	// line from before it.
-	if o.last == nil && m.Method != "" {
+	if x.last == nil && m.Method != "" {
 		return []string{mcp.Modern().Date}
 	}
-	revs = []string{o.last.revision()}
+	revs = []string{x.revision(x.last)}
 	if m.Method == "" {
-		revs = slices.Concat(revs, o.agreed, []string{mcp.Modern().Date})
+		revs = slices.Concat(revs, x.agreed, []string{mcp.Modern().Date})
 	}
 	return revs
 }

@@ -62,6 +62,10 @@ func New(c *catalog.Catalog, pools Pools, cfg Config) *Backend {
 	return b
 }
 
+// Timeout is how long a call may go without a result or progress, where its tool
+// says nothing else.
+func (b *Backend) Timeout() time.Duration { return b.timeout }
+
 // Snapshot returns the catalog as the caller sees it (see catalog.For), waiting
 // for its first round of heartbeats when the edge has only just started, but
 // not longer than the context allows.

@@ -42,6 +42,11 @@ const (
 	// NoInput: the client did not give the input that the author asked for;
 	// Message says why.
 	NoInput
+	// URLRequired: the user has to visit pages first; Input asks for the visits,
+	// and Message says why.
+	URLRequired
+	// Moved: this edge has lost the call, which goes on without it.
+	Moved
 	// Custom: the author's own JSON-RPC error: Code, Message and Data.
 	Custom
 )
@@ -53,9 +58,9 @@ type Failure struct {
 	Subject string
 	// Pool is set for Unavailable, Overloaded and WorkerLost.
 	Pool string
-	// Message is the author's text (Custom, ResourceNotFound, InvalidArguments),
-	// that of the limit (TooLarge), or why there is no input (NoInput) or nobody
-	// (Unavailable, where it is not the pool).
+	// Message is the author's text (Custom, ResourceNotFound, InvalidArguments,
+	// URLRequired, MissingCapability), that of the limit (TooLarge), or why there is no input
+	// (NoInput) or nobody (Unavailable, where it is not the pool).
 	Message string
 	// Detail is set for InvalidArguments.
 	Detail string
@@ -65,6 +70,8 @@ type Failure struct {
 	// raw JSON and may be empty.
 	Code int
 	Data []byte
+	// Input is set for URLRequired.
+	Input *millracev1.NeedsInput
 	// Cause is set for Cancelled.
 	Cause error
 }
@@ -87,6 +94,8 @@ func (f *Failure) Reason() string {
 		return "too_large"
 	case NoInput:
 		return "no_input"
+	case Moved:
+		return "edge_lost"
 	default:
 		return ""
 	}
@@ -118,6 +127,9 @@ func (f *Failure) Text() string {
 	case InvalidArguments:
 		return "invalid arguments for " + quote(f.Subject) + ": " + f.Detail
 	case MissingCapability:
+		if f.Message != "" {
+			return f.Message
+		}
 		return "the client does not declare a capability that this request needs: " + string(f.Data)
 	case ResourceNotFound:
 		if f.Message != "" {
@@ -137,7 +149,9 @@ func (f *Failure) Text() string {
 		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled"
 	case Cancelled:
 		return "the request was cancelled"
-	case TooLarge, NoInput, Custom:
+	case Moved:
+		return "the edge has lost its connection to the worker; the call goes on and may have been executed"
+	case TooLarge, NoInput, URLRequired, Custom:
 		return f.Message
 	default:
 		return "internal error"
@@ -166,6 +180,11 @@ func workerFailure(e *millracev1.Error) *Failure {
 		return &Failure{Kind: MissingCapability, Data: e.GetData()}
 	case millracev1.Error_KIND_RESOURCE_NOT_FOUND:
 		return &Failure{Kind: ResourceNotFound, Message: e.GetMessage()}
+	case millracev1.Error_KIND_URL_ELICITATION_REQUIRED:
+		if len(e.GetInput().GetRequests()) == 0 {
+			return &Failure{Kind: Internal}
+		}
+		return &Failure{Kind: URLRequired, Message: e.GetMessage(), Input: e.GetInput()}
 	case millracev1.Error_KIND_CUSTOM:
 		return &Failure{Kind: Custom, Code: int(e.GetCode()), Message: e.GetMessage(), Data: e.GetData()}
 	default:

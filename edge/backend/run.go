@@ -7,6 +7,7 @@ import (
 	"io"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -20,6 +21,8 @@ import (
 type Events interface {
 	Progress(*millracev1.Progress) error
 	Log(*millracev1.LogMessage) error
+	// Close asks for the end of the client's stream while the call goes on.
+	Close(*millracev1.CloseStream)
 }
 
 // Options are what a request needs besides its message.
@@ -30,6 +33,16 @@ type Options struct {
 	// Events takes progress and log messages; it must be set for requests
 	// that have them.
 	Events Events
+	// Carrier returns what the carrier is told about each attempt; nil:
+	// nothing.
+	Carrier func() []grpc.CallOption
+}
+
+func (o *Options) carrier() []grpc.CallOption {
+	if o.Carrier == nil {
+		return nil
+	}
+	return o.Carrier()
 }
 
 // Outcome is how a request ended: exactly one field is set. R is the pointer
@@ -51,7 +64,7 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 	}
 	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
-		return c.CallTool(ctx, req)
+		return c.CallTool(ctx, req, o.carrier()...)
 	})
 }
 
@@ -64,7 +77,7 @@ func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResource
 	req.UriTemplate = template
 	t := target{pool: pool, subject: req.GetUri(), repeatable: true}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.ReadResourceResponse], error) {
-		return c.ReadResource(ctx, req)
+		return c.ReadResource(ctx, req, o.carrier()...)
 	})
 }
 
@@ -76,7 +89,7 @@ func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptReques
 	}
 	t := target{pool: prompt.Pool, subject: req.GetName(), repeatable: true}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.GetPromptResponse], error) {
-		return c.GetPrompt(ctx, req)
+		return c.GetPrompt(ctx, req, o.carrier()...)
 	})
 }
 
@@ -190,6 +203,14 @@ func attempt[E event[R], R comparable](
 	if err != nil {
 		return fail(err)
 	}
+	return receive[E, R](b, call, t, o, events)
+}
+
+// receive passes on the events of a call until its outcome.
+func receive[E event[R], R comparable](b *Backend, call *call, t target, o Options, events stream[E]) (outcome Outcome[R], heard bool) {
+	fail := func(err error) (Outcome[R], bool) {
+		return Outcome[R]{Failure: t.named(b.failure(call, t.pool, err))}, heard
+	}
 	var none R
 	for {
 		ev, err := events.Recv()
@@ -220,10 +241,19 @@ func attempt[E event[R], R comparable](
 		if e := ev.GetError(); e != nil {
 			return Outcome[R]{Failure: t.named(workerFailure(e))}, heard
 		}
-		if tool, ok := any(ev).(interface{ GetTask() *millracev1.TaskHandle }); ok && tool.GetTask() != nil {
-			return Outcome[R]{Task: tool.GetTask()}, heard
+		if tool, ok := any(ev).(interface {
+			GetTask() *millracev1.TaskHandle
+			GetCloseStream() *millracev1.CloseStream
+		}); ok {
+			if task := tool.GetTask(); task != nil {
+				return Outcome[R]{Task: task}, heard
+			}
+			if c := tool.GetCloseStream(); c != nil {
+				o.Events.Close(c)
+			}
 		}
-		// An event of a newer worker: not known here, and not the outcome.
+		// Anything else is an event of a newer worker: not known here, and not
+		// the outcome.
 	}
 }
 
@@ -234,6 +264,8 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 		return &Failure{Kind: Timeout, Timeout: c.timeout}
 	case c.Err() != nil:
 		return &Failure{Kind: Cancelled, Cause: context.Cause(c)}
+	case errors.Is(err, ErrOver):
+		return &Failure{Kind: Moved}
 	case errors.Is(err, io.EOF):
 		// A stream that ends well without an outcome is a broken worker.
 		b.log.Error("worker ended a call without an outcome", "pool", pool)
@@ -254,6 +286,8 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 		switch reason {
 		case bus.ReasonNoResponders:
 			return &Failure{Kind: Unavailable, Pool: pool}
+		case bus.ReasonGoesOn:
+			return &Failure{Kind: Moved}
 		case bus.ReasonDisconnected:
 			return &Failure{Kind: Unavailable, Message: "the edge has no connection to NATS; nothing was executed, try again shortly"}
 		}

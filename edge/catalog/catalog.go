@@ -21,6 +21,7 @@ import (
 	"golang.org/x/mod/semver"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millrace/millrace/edge/peer"
 	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
@@ -169,7 +170,8 @@ func (c *Catalog) refresh(ctx context.Context, st *state) (again time.Duration) 
 	}
 	present := map[string][]bus.Member{}
 	for _, m := range c.watcher.Members() {
-		if m.Pool != "" && len(m.Manifests) > 0 {
+		// The edges are a pool as well, which offers nothing.
+		if m.Pool != "" && m.Pool != peer.Pool && len(m.Manifests) > 0 {
 			present[m.Pool] = append(present[m.Pool], m)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millrace/millrace/edge/peer"
 	"github.com/millrace/millrace/proto/bus"
 	"github.com/millrace/millrace/proto/localnats"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -125,6 +126,23 @@ func (c *cluster) wait(pools ...string) *Snapshot {
 	}
 	<-c.catalog.Ready()
 	return c.catalog.Snapshot()
+}
+
+// TestEdgesOfferNothing: the pool of the edges is none of workers, whatever an
+// instance of it announces.
+func TestEdgesOfferNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.instance(peer.Pool, "9.0.0", manifest(peer.Pool, "a-tool"))
+		c.instance("b", "1.0.0", manifest("b", "a-tool"))
+		c.wait("b")
+		time.Sleep(2 * time.Second)
+		s := c.catalog.Snapshot()
+		if got, want := offered(s), []string{"a-tool@b"}; !slices.Equal(got, want) || len(s.Problems) > 0 {
+			t.Errorf("offered: %q, problems: %v", got, s.Problems)
+		}
+	})
 }
 
 func TestConflictsDoNotDependOnArrival(t *testing.T) {

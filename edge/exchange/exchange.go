@@ -19,12 +19,12 @@ import (
 type Request struct {
 	// Message is the decoded message; its slices alias the received bytes.
 	Message jsonrpc.Message
-	// Header holds the HTTP headers; nil on stdio.
+	// Header holds the HTTP headers; nil where there is a Peer.
 	Header http.Header
-	// Peer is the stdio connection; nil on HTTP.
+	// Peer is the connection; nil on Streamable HTTP, which has none.
 	Peer *Peer
 	// Handshake is what initialize had settled on the connection when the
-	// message came; nil before it, and on HTTP. A later one is not for it.
+	// message came; nil before it, and without a Peer. A later one is not for it.
 	Handshake *Handshake
 	// Principal is the authenticated caller; nil when there is none.
 	Principal *Principal
@@ -49,6 +49,11 @@ type Answer struct {
 	// Withheld: the client has cancelled the request and expects no answer.
 	// Body is sent only where the transport must say something.
 	Withheld bool
+	// EventID is the place of Body in the stream, where it is sent as an event.
+	EventID string
+	// Left: the connection ends here and the call goes on, so the bytes of the
+	// request are still in use.
+	Left bool
 }
 
 // Stream takes the notifications that precede an answer.
@@ -86,24 +91,40 @@ type Listener interface {
 type Batcher interface {
 	// RevisionOf returns the revision of a request without a message, or why
 	// the request is refused whatever it holds.
-	RevisionOf(req *Request) (rev *mcp.Revision, refusal *Answer)
+	RevisionOf(ctx context.Context, req *Request) (rev *mcp.Revision, refusal *Answer)
 }
 
 // Ender is an era whose sessions a client can end.
 type Ender interface {
 	// End ends the session of a request.
-	End(req *Request) Answer
+	End(ctx context.Context, req *Request) Answer
 }
 
-// Peer is one stdio connection. It is safe for concurrent use.
+// Peer is one connection whose messages all come and go by it: stdio, or
+// HTTP+SSE. It is safe for concurrent use.
 type Peer struct {
 	// Scope names the connection; it is unique and unguessable.
 	Scope string
+	// Revision is the one before the handshake; nil: the one that is assumed on
+	// other transports.
+	Revision *mcp.Revision
 
 	handshake atomic.Pointer[Handshake]
+
+	mu   sync.Mutex
+	kept any
 }
 
-// Handshake is what initialize settled on a stdio connection.
+// Keep changes what the era that serves the connection keeps with it: change is
+// given what is kept, nil at first, and returns what takes its place. Changes of
+// one connection come one after another.
+func (p *Peer) Keep(change func(kept any) any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = change(p.kept)
+}
+
+// Handshake is what initialize settled on a connection.
 type Handshake struct {
 	Revision *mcp.Revision
 	// ClientInfo and Capabilities are JSON objects, nil when not given.
@@ -126,12 +147,15 @@ var ErrCancelled = errors.New("exchange: cancelled by the client")
 // value is ready; it is safe for concurrent use.
 type Calls struct {
 	mu      sync.Mutex
-	running map[callKey]map[*entry]struct{}
+	running map[callKey]*entry // the one that began last; the rest by next
 }
 
 type callKey struct{ scope, id string }
 
-type entry struct{ cancel context.CancelCauseFunc }
+type entry struct {
+	cancel context.CancelCauseFunc
+	next   *entry // an earlier call with the same id that still runs
+}
 
 // Start registers a call. The returned context is cancelled with
 // ErrCancelled when Cancel names the call; stop must be called when the call has ended. Without a
@@ -141,25 +165,48 @@ func (c *Calls) Start(ctx context.Context, scope string, id []byte) (_ context.C
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	key, e := callKey{scope, string(id)}, &entry{cancel}
+	key, e := callKey{scope, string(id)}, &entry{cancel: cancel}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.running == nil {
-		c.running = map[callKey]map[*entry]struct{}{}
+		c.running = map[callKey]*entry{}
 	}
-	if c.running[key] == nil {
-		c.running[key] = map[*entry]struct{}{}
-	}
-	c.running[key][e] = struct{}{}
+	e.next = c.running[key]
+	c.running[key] = e
 	return ctx, func() {
-		c.mu.Lock()
-		delete(c.running[key], e)
-		if len(c.running[key]) == 0 {
-			delete(c.running, key)
-		}
-		c.mu.Unlock()
+		c.remove(key, e)
 		cancel(nil)
 	}
+}
+
+// remove forgets a call that has ended.
+func (c *Calls) remove(key callKey, e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first := c.running[key]
+	if first != e {
+		for ; first != nil; first = first.next {
+			if first.next == e {
+				first.next = e.next
+			}
+		}
+		return
+	}
+	if e.next == nil {
+		delete(c.running, key)
+		return
+	}
+	c.running[key] = e.next
+}
+
+// cancelAll cancels a call and those behind it, and returns how many there
+// were.
+func (e *entry) cancelAll() (n int) {
+	for ; e != nil; e = e.next {
+		e.cancel(ErrCancelled)
+		n++
+	}
+	return n
 }
 
 // Cancel cancels the calls of a scope that carry the id and returns how many
@@ -167,11 +214,7 @@ func (c *Calls) Start(ctx context.Context, scope string, id []byte) (_ context.C
 func (c *Calls) Cancel(scope string, id []byte) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	calls := c.running[callKey{scope, string(id)}]
-	for e := range calls {
-		e.cancel(ErrCancelled)
-	}
-	return len(calls)
+	return c.running[callKey{scope, string(id)}].cancelAll()
 }
 
 // CancelAll cancels all calls of a scope and returns how many there were.
@@ -180,12 +223,8 @@ func (c *Calls) CancelAll(scope string) int {
 	defer c.mu.Unlock()
 	n := 0
 	for key, calls := range c.running {
-		if key.scope != scope {
-			continue
-		}
-		for e := range calls {
-			e.cancel(ErrCancelled)
-			n++
+		if key.scope == scope {
+			n += calls.cancelAll()
 		}
 	}
 	return n
@@ -196,8 +235,10 @@ func (c *Calls) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := 0
-	for _, calls := range c.running {
-		n += len(calls)
+	for _, e := range c.running {
+		for ; e != nil; e = e.next {
+			n++
+		}
 	}
 	return n
 }

@@ -1,12 +1,6 @@
 package exchange
 
-import (
-	"bytes"
-	"crypto/rand"
-	"sync"
-
-	"github.com/millrace/millrace/edge/jsonrpc"
-)
+import "sync"
 
 // Reply is a client's answer to a request of ours.
 type Reply struct {
@@ -14,58 +8,49 @@ type Reply struct {
 	Result, Error []byte
 }
 
-// Pending knows the requests that were sent to clients and not answered yet.
-// Their ids are ours: unguessable, used once, and good only in the scope they
-// were sent to. The zero value is ready; it is safe for concurrent use.
+// Pending knows the requests that this edge has sent to clients and that are
+// not answered yet. An id is good once, and only in the scope it was sent to.
+// The zero value is ready; it is safe for concurrent use.
 type Pending struct {
 	mu      sync.Mutex
-	waiting map[string]waiter
+	waiting map[pendingKey]chan Reply
 }
 
-type waiter struct {
-	scope string
-	// reply has room for the one reply, so that Deliver never blocks.
-	reply chan Reply
-}
+type pendingKey struct{ scope, id string }
 
-// Open makes the id of a new request, as raw JSON, and returns the channel on
-// which its reply arrives. forget must be called when the reply is not waited
-// for any more.
-func (p *Pending) Open(scope string) (id []byte, reply <-chan Reply, forget func()) {
-	name := "millrace-" + rand.Text()
-	w := waiter{scope: scope, reply: make(chan Reply, 1)}
+// Open begins to wait for the reply to a request and returns the channel on
+// which it arrives. The id must be unguessable and not be in use. forget must be
+// called when the reply is not waited for any more.
+func (p *Pending) Open(scope, id string) (reply <-chan Reply, forget func()) {
+	key := pendingKey{scope, id}
+	// Room for the one reply, so that Deliver never blocks.
+	ch := make(chan Reply, 1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.waiting == nil {
-		p.waiting = map[string]waiter{}
+		p.waiting = map[pendingKey]chan Reply{}
 	}
-	p.waiting[name] = w
-	return jsonrpc.Quote(name), w.reply, func() {
+	p.waiting[key] = ch
+	return ch, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.waiting, name)
+		if p.waiting[key] == ch {
+			delete(p.waiting, key)
+		}
 	}
 }
 
-// Deliver passes a response of a client on to whoever waits for it, and
-// reports whether anybody did. A second response to one request, or one from
-// another scope, reaches nobody.
-func (p *Pending) Deliver(scope string, m *jsonrpc.Message) bool {
-	name, ok := jsonrpc.String(m.ID)
-	if !ok {
-		return false
-	}
+// Deliver passes a reply on to whoever waits for it, and reports whether anybody
+// did. A second reply to one request, or one from another scope, reaches nobody.
+// The reply is kept: its bytes must be the receiver's.
+func (p *Pending) Deliver(scope, id string, r Reply) bool {
+	key := pendingKey{scope, id}
 	p.mu.Lock()
-	w, ok := p.waiting[name]
-	if ok && w.scope == scope {
-		delete(p.waiting, name)
-	} else {
-		ok = false
-	}
+	ch, ok := p.waiting[key]
+	delete(p.waiting, key)
 	p.mu.Unlock()
 	if ok {
-		// The message's bytes go back to their pool before this is read.
-		w.reply <- Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)}
+		ch <- r
 	}
 	return ok
 }

@@ -38,7 +38,12 @@ func appendHead(dst, id []byte) []byte {
 }
 
 func appendError(dst []byte, e *Error) []byte {
-	dst = append(dst, `,"error":{"code":`...)
+	return append(AppendErrorObject(append(dst, `,"error":`...), e), '}')
+}
+
+// AppendErrorObject appends the error alone, without a message around it.
+func AppendErrorObject(dst []byte, e *Error) []byte {
+	dst = append(dst, `{"code":`...)
 	dst = strconv.AppendInt(dst, int64(e.Code), 10)
 	dst = append(dst, `,"message":`...)
 	dst = AppendString(dst, e.Message)
@@ -46,7 +51,7 @@ func appendError(dst []byte, e *Error) []byte {
 		dst = append(dst, `,"data":`...)
 		dst = append(dst, e.Data...)
 	}
-	return append(dst, '}', '}')
+	return append(dst, '}')
 }
 
 // AppendRequest appends a request. Nil params are left out.

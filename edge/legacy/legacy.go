@@ -9,7 +9,9 @@ package legacy
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/millrace/millrace/edge/backend"
@@ -19,6 +21,7 @@ import (
 	"github.com/millrace/millrace/edge/methods"
 	"github.com/millrace/millrace/edge/notify"
 	"github.com/millrace/millrace/edge/render"
+	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/edge/session"
 )
 
@@ -27,6 +30,8 @@ import (
 type Era struct {
 	Methods  *methods.Runner
 	Sessions *session.Issuer
+	// Records are what sessions have changed, as all edges see it.
+	Records *session.Records
 	// Pending are the requests to clients that wait for their answer.
 	Pending *exchange.Pending
 	// AskTimeout is how long a client may take to answer a request; 0 means
@@ -38,7 +43,40 @@ type Era struct {
 	// Draining is done when the edge stops.
 	Draining context.Context
 
-	records records
+	// Stopping is done when the edge leaves the bus.
+	Stopping context.Context
+
+	// Edge is the address of this edge among its peers.
+	Edge string
+	// Peers are the other edges; nil when there can be none.
+	Peers Peers
+	// Routes makes the ids of requests to clients.
+	Routes *seal.Ring
+
+	// Resumption makes the streams of calls resumable; nil: they are not.
+	Resumption *Resumption
+
+	streams     streams
+	connections connections
+	// leaving: calls that run when Draining is done send their clients away.
+	leaving sync.Once
+	// running are the calls that may outlive their connection.
+	running sync.WaitGroup
+}
+
+// Wait returns when no call runs any more.
+func (e *Era) Wait() { e.running.Wait() }
+
+// caller is who sent a message.
+type caller struct {
+	*methods.Client
+
+	// state is what its session or connection has changed; nil without either.
+	state state
+	// record is what state said when the message came.
+	record session.Record
+	// peer is the connection; nil on HTTP.
+	peer *exchange.Peer
 }
 
 // Claims is always true: the legacy era serves what no other one claims.
@@ -50,18 +88,18 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	if m.Kind() == jsonrpc.Request && m.Method == mcp.MethodInitialize {
 		return e.initialize(req)
 	}
-	client, refusal := e.client(req)
+	client, refusal := e.client(ctx, req)
 	if refusal != nil {
 		return *refusal
 	}
 	switch m.Kind() {
 	case jsonrpc.Response:
 		// An answer to nothing we asked is accepted and ignored.
-		e.Pending.Deliver(client.Scope, m)
+		e.answered(ctx, client.Client, m)
 		return exchange.Answer{}
 	case jsonrpc.Notification:
 		if m.Method == mcp.NotificationCancelled {
-			e.Methods.Calls.Cancel(client.Scope, m.Params.Get("requestId"))
+			e.cancelled(client, m.Params.Get("requestId"))
 		}
 		return exchange.Answer{}
 	case jsonrpc.Request:
@@ -70,35 +108,20 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	case mcp.MethodPing:
 		return exchange.Succeeded(m.ID, e.Methods.Render.Empty(client.Revision))
 	case mcp.MethodSetLevel:
-		return e.setLevel(client, m)
+		return e.setLevel(ctx, client, m)
 	case mcp.MethodSubscribe, mcp.MethodUnsubscribe:
 		return e.subscribe(ctx, client, m)
 	}
-	if client.Scope != "" {
-		client.LogLevel = e.records.level(client.Scope)
+	if client.state != nil {
+		client.LogLevel = levelOf(client.record)
 	}
-	reply, ok := e.runRounds(ctx, client, m, out)
-	switch {
-	case !ok:
-		// Never HTTP 404: in this era that says the session is gone.
-		return exchange.Failed(m.ID, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found: " + m.Method})
-	case reply.Error == nil:
-		return exchange.Succeeded(m.ID, reply.Result)
-	}
-	// The HTTP status of a failed call is 200: clients of this era look for
-	// JSON-RPC errors only there.
-	answer := exchange.Failed(m.ID, reply.Error)
-	if reply.Failure != nil {
-		answer.RetryAfter = reply.Failure.RetryAfter()
-		answer.Withheld = reply.Failure.Kind == backend.Cancelled
-	}
-	return answer
+	return e.serveCall(ctx, client.Client, m, out)
 }
 
 // RevisionOf returns the revision that the session, the connection or the
 // header of a request stands for.
-func (e *Era) RevisionOf(req *exchange.Request) (*mcp.Revision, *exchange.Answer) {
-	client, refusal := e.client(req)
+func (e *Era) RevisionOf(ctx context.Context, req *exchange.Request) (*mcp.Revision, *exchange.Answer) {
+	client, refusal := e.client(ctx, req)
 	return client.Revision, refusal
 }
 
@@ -159,10 +182,15 @@ func fitCapabilities(rev *mcp.Revision, capabilities []byte) []byte {
 // client finds out who sent a message and under which revision it is served:
 // that of the connection or session, else the one the header names, else the
 // one the specification says to assume.
-func (e *Era) client(req *exchange.Request) (*methods.Client, *exchange.Answer) {
-	c := &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal}
+func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exchange.Answer) {
+	c := &caller{Client: &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal}}
 	if req.Peer != nil {
+		c.peer, c.state = req.Peer, attached{req.Peer}
+		c.record, _ = c.state.get(ctx) // is never an error
 		c.Scope, c.Session = req.Peer.Scope, req.Peer.Scope
+		if req.Peer.Revision != nil {
+			c.Revision = req.Peer.Revision
+		}
 		if h := req.Handshake; h != nil {
 			c.Revision, c.Info, c.Capabilities = h.Revision, h.ClientInfo, h.Capabilities
 		}
@@ -185,19 +213,32 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *exchange.Answer) 
 		}
 		c.Revision = rev
 	}
-	if ids := req.Header.Values(mcp.HeaderSessionID); len(ids) > 0 {
-		s, err := e.Sessions.Open(ids[0], owner(req.Principal))
-		if err != nil || len(ids) > 1 || e.records.ended(s.Scope) {
-			refusal := exchange.Refused(c.Revision, http.StatusNotFound, req.Message.ID, &jsonrpc.Error{
-				Code:    jsonrpc.CodeInvalidRequest,
-				Message: "session not found: send initialize without Mcp-Session-Id to get a new one",
-			})
-			return c, &refusal
-		}
-		c.Revision, c.Info, c.Capabilities = s.Revision, s.ClientInfo, s.Capabilities
-		c.Scope, c.Session = s.Scope, s.Scope
+	ids := req.Header.Values(mcp.HeaderSessionID)
+	if len(ids) == 0 {
+		return c, nil
 	}
+	s, err := e.Sessions.Open(ids[0], owner(req.Principal))
+	if err == nil && len(ids) == 1 {
+		c.state = stored{e.Records, s}
+		c.record, err = c.state.get(ctx)
+	}
+	// Any other error is that of the request, which its client has given up.
+	if len(ids) > 1 || errors.Is(err, session.ErrUnknown) {
+		refusal := unknownSession(c.Revision, req.Message.ID)
+		return c, &refusal
+	}
+	c.Revision, c.Info, c.Capabilities = s.Revision, s.ClientInfo, s.Capabilities
+	c.Scope, c.Session = s.Scope, s.Scope
 	return c, nil
+}
+
+// unknownSession refuses an id that is unknown, expired, deleted or somebody
+// else's: which of these it is, nobody learns.
+func unknownSession(rev *mcp.Revision, id []byte) exchange.Answer {
+	return exchange.Refused(rev, http.StatusNotFound, id, &jsonrpc.Error{
+		Code:    jsonrpc.CodeInvalidRequest,
+		Message: "session not found: send initialize without Mcp-Session-Id to get a new one",
+	})
 }
 
 func owner(p *exchange.Principal) session.Owner {

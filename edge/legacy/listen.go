@@ -2,10 +2,12 @@ package legacy
 
 import (
 	"context"
-	"encoding/json"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
+	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
 	"github.com/millrace/millrace/edge/jsonrpc"
@@ -13,21 +15,28 @@ import (
 	"github.com/millrace/millrace/edge/methods"
 	"github.com/millrace/millrace/edge/notify"
 	"github.com/millrace/millrace/edge/render"
+	"github.com/millrace/millrace/edge/session"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
-// errReplaced ends a stream whose session has opened another one.
-var errReplaced = errors.New("legacy: the session has a newer stream")
+// checkEvery is how often an open stream looks whether its session is still
+// there. It counts as use: a client that only listens is no idle one. News that
+// was lost on the way between edges is made up for then.
+const checkEvery = 5 * time.Minute
+
+// checkSoon is the same while it is not known what the session subscribes to.
+const checkSoon = time.Second
 
 // Listen sends what belongs to no request: list changes and updates of
 // subscribed resources. On HTTP it is the GET stream of a session (specification
 // 2025-03-26, transports, "Listening for Messages from the Server"), on stdio it
 // runs as long as the connection.
 func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
-	client, refusal := e.client(req)
+	client, refusal := e.client(ctx, req)
 	if refusal != nil {
 		return *refusal
 	}
-	if client.Scope == "" {
+	if client.state == nil {
 		return exchange.Refused(client.Revision, http.StatusMethodNotAllowed, nil, &jsonrpc.Error{
 			Code:    jsonrpc.CodeInvalidRequest,
 			Message: "a stream belongs to a session: send initialize by POST first, and its Mcp-Session-Id with this request",
@@ -40,87 +49,148 @@ func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.St
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	changes := e.Changes.Open(methods.Caller(req.Principal), notify.ToolsChanged, notify.PromptsChanged, notify.ResourcesChanged)
+	changes := e.Changes.Open(methods.Caller(req.Principal), listKinds[:]...)
 	defer changes.Close()
-	s := &stream{changes: changes, replaced: func() { cancel(errReplaced) }}
-	followed, err := e.records.open(client.Scope, s)
-	if followed && err == nil {
-		err = changes.Sync(ctx)
+	s := &stream{
+		scope: client.Scope, state: client.state, changes: changes, out: out, ctx: ctx, end: cancel,
+		following: make(chan struct{}, 1), sending: make(chan struct{}, 1),
+		places: client.peer == nil && client.Revision.Resumes, name: crand.Text()[:8],
 	}
-	if err != nil {
+	seen, resumed := parseListPlace(req.Header.Get(mcp.HeaderLastEventID))
+	if resumed && s.places {
+		for i, kind := range listKinds {
+			changes.Since(kind, seen[i][:])
+		}
+	}
+	s.lists = placeOf(changes)
+	e.streams.open(s)
+	defer e.streams.closed(s)
+	defer s.close()
+	if client.peer == nil {
+		e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_StreamTaken{
+			StreamTaken: &millracev1.StreamTaken{Scope: s.scope, Holder: s.holder},
+		}})
+	}
+	switch err := s.follow(ctx, true); {
+	case errors.Is(err, session.ErrUnknown):
+		return unknownSession(client.Revision, nil)
+	case err != nil && ctx.Err() == nil:
 		return exchange.Refused(client.Revision, http.StatusServiceUnavailable, nil, &jsonrpc.Error{
 			Code: jsonrpc.CodeInternal, Message: "the edge cannot listen for updates now: try again shortly",
 		})
 	}
-	defer e.records.closed(client.Scope, s)
-	if out.Begin() != nil {
+	if resumed && s.places {
+		changes.Touch()
+	}
+	if s.begin(client.Revision.Polls) != nil {
 		return exchange.Answer{Withheld: true}
 	}
 	stop := context.AfterFunc(e.Draining, func() { cancel(nil) })
 	defer stop()
+	if client.peer == nil {
+		check := e.keepChecking(s)
+		defer check.Stop()
+	}
 	// The error is the client's: it has gone.
 	_ = changes.Run(ctx, func(ev notify.Event) error {
 		if req.Peer != nil && req.Peer.Handshake() == nil {
 			return nil // nobody has asked for this era yet
 		}
-		return out.Send(render.Change(ev, nil))
+		if ev.Kind == notify.ElicitationComplete && !hasElicitationIDs(req, client) {
+			return nil
+		}
+		s.know(placeOf(changes))
+		return s.send(render.Change(ev, nil))
 	})
 	return exchange.Answer{Withheld: true}
 }
 
+// keepChecking looks after an open stream until it ends. It has no goroutine
+// but while it looks.
+func (e *Era) keepChecking(s *stream) *time.Timer {
+	next := func() time.Duration {
+		every := checkEvery
+		if !e.Records.Available() {
+			every = checkSoon
+		}
+		// Not all at once that were opened together.
+		return every - rand.N(every/5) //nolint:gosec // nobody gains from guessing it
+	}
+	var timer *time.Timer
+	ready := make(chan struct{})
+	timer = time.AfterFunc(next(), func() {
+		<-ready
+		_ = s.follow(s.ctx, false) // it has ended, or tries again
+		if s.ctx.Err() == nil {
+			timer.Reset(next())
+		}
+	})
+	close(ready)
+	return timer
+}
+
 // End ends a session (transports, "Session Management": HTTP DELETE). Its
-// streams end, and its running calls are cancelled.
-func (e *Era) End(req *exchange.Request) exchange.Answer {
-	client, refusal := e.client(req)
+// streams end, and its running calls are cancelled, on whichever edges they are.
+func (e *Era) End(ctx context.Context, req *exchange.Request) exchange.Answer {
+	client, refusal := e.client(ctx, req)
 	if refusal != nil {
 		return *refusal
 	}
-	if client.Scope == "" {
+	if client.state == nil {
 		return exchange.Refused(client.Revision, http.StatusBadRequest, nil, &jsonrpc.Error{
 			Code: jsonrpc.CodeInvalidRequest, Message: "the Mcp-Session-Id header is missing: it names the session to end",
 		})
 	}
-	e.records.update(client.Scope, func(rec *record) {
-		rec.ended, rec.level, rec.uris = true, "", nil
-		if rec.stream != nil {
-			rec.stream.replaced()
-		}
+	err := client.state.update(ctx, func(rec *session.Record) error {
+		rec.Ended, rec.Level, rec.URIs = true, "", nil
+		return nil
 	})
-	e.Methods.Calls.CancelAll(client.Scope)
+	switch {
+	case errors.Is(err, session.ErrUnknown):
+		return unknownSession(client.Revision, nil)
+	case err != nil:
+		refusal, after := e.notStored(client, &req.Message, err)
+		answer := exchange.Refused(client.Revision, http.StatusServiceUnavailable, nil, refusal)
+		answer.RetryAfter = after
+		return answer
+	}
+	e.ended(client.Scope)
+	e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
+		SessionChanged: &millracev1.SessionChanged{Scope: client.Scope, Ended: true},
+	}})
+	e.cancelAlone(client.Scope, nil)
 	return exchange.Answer{Status: http.StatusNoContent}
 }
 
 // subscribe serves resources/subscribe and resources/unsubscribe (server/
 // resources, "Subscriptions").
-func (e *Era) subscribe(ctx context.Context, c *methods.Client, m *jsonrpc.Message) exchange.Answer {
+func (e *Era) subscribe(ctx context.Context, c *caller, m *jsonrpc.Message) exchange.Answer {
 	uri, err := mcp.StringParam(m.Params, "uri")
 	if err != nil {
 		return exchange.Failed(m.ID, err)
 	}
-	if c.Scope == "" {
+	if c.state == nil {
 		return exchange.Failed(m.ID, needsSession("a subscription"))
 	}
-	if m.Method == mcp.MethodUnsubscribe {
-		e.records.unsubscribe(c.Scope, uri)
-		return exchange.Succeeded(m.ID, json.RawMessage("{}"))
+	change := unfollowed
+	if m.Method == mcp.MethodSubscribe {
+		change = followed
+		if _, _, ok := e.Methods.Backend.Snapshot(ctx, methods.Caller(c.Principal)).Resource(uri); !ok {
+			return exchange.Failed(m.ID, render.ResourceNotFound(c.Revision, uri))
+		}
 	}
-	if _, _, ok := e.Methods.Backend.Snapshot(ctx, methods.Caller(c.Principal)).Resource(uri); !ok {
-		return exchange.Failed(m.ID, render.ResourceNotFound(c.Revision, uri))
-	}
-	ok, changes, followErr := e.records.subscribe(c.Scope, uri)
-	if changes != nil && followErr == nil {
-		followErr = changes.Sync(ctx)
-	}
-	switch {
-	case !ok:
+	changeErr := c.state.update(ctx, func(rec *session.Record) error { return change(rec, uri) })
+	if errors.Is(changeErr, errTooMany) {
 		return exchange.Failed(m.ID, &jsonrpc.Error{
 			Code: jsonrpc.CodeInvalidRequest, Message: fmt.Sprintf("a session may subscribe to %d resources: unsubscribe from others first", maxFollowed),
 		})
-	case followErr != nil:
-		return exchange.Failed(m.ID, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"})
-	default:
-		return exchange.Succeeded(m.ID, json.RawMessage("{}"))
 	}
+	if s := e.streams.of(c.Scope); s != nil && changeErr == nil {
+		if followErr := s.follow(ctx, true); followErr != nil && s.ctx.Err() == nil {
+			changeErr = followErr
+		}
+	}
+	return e.changed(ctx, c, m, changeErr)
 }
 
 // needsSession refuses what cannot be kept without a session.

@@ -42,6 +42,8 @@ const (
 	NotificationResourcesChanged = "notifications/resources/list_changed"
 	NotificationResourceUpdated  = "notifications/resources/updated"
 	NotificationAcknowledged     = "notifications/subscriptions/acknowledged"
+
+	NotificationElicitationComplete = "notifications/elicitation/complete" // see Revision.ElicitationIDs
 )
 
 // Keys of params._meta (specification 2026-07-28, basic/index, "_meta").
@@ -62,6 +64,7 @@ const (
 const (
 	HeaderProtocolVersion = "Mcp-Protocol-Version"
 	HeaderSessionID       = "Mcp-Session-Id"
+	HeaderLastEventID     = "Last-Event-Id"
 	HeaderMethod          = "Mcp-Method"
 	HeaderName            = "Mcp-Name"
 )
@@ -73,6 +76,7 @@ const (
 	CodeHeaderMismatch     = -32020
 	CodeMissingCapability  = -32021
 	CodeUnsupportedVersion = -32022
+	CodeURLRequired        = -32042 // see Revision.ElicitationIDs
 )
 
 // FitCode is the code under which an error that an author chose is sent in a

@@ -49,6 +49,16 @@ type Revision struct {
 	// ElicitationModes: elicitation requests say form or url, and a form may
 	// let the user choose several of a list.
 	ElicitationModes bool
+	// ElicitationIDs: a page that a user is sent to has an id, a request can be
+	// refused until pages were visited, and the client can be told that a visit
+	// is over.
+	ElicitationIDs bool
+
+	// Resumes: a stream that broke can be resumed at an event.
+	Resumes bool
+	// Polls: a stream begins with an event that only tells where it can be
+	// resumed, and a server may end the connection before the answer.
+	Polls bool
 
 	// ArgumentErrorsAreResults: arguments that do not fit the schema make a
 	// result with isError, so that a model sees them; before, they are a
@@ -77,18 +87,21 @@ var revisions = [...]Revision{
 	{
 		Date: "2025-03-26", Number: 2, Batches: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
+		Resumes:          true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},
 	{
 		Date: "2025-06-18", Number: 3, ProtocolHeader: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
 		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Elicitation: true,
+		Resumes:          true,
 		ResourceNotFound: CodeResourceNotFound, NullErrorID: true,
 	},
 	{
 		Date: "2025-11-25", Number: 4, ProtocolHeader: true,
 		Annotations: true, ProgressMessage: true, Audio: true, Completions: true,
-		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Icons: true, Elicitation: true, ElicitationModes: true,
+		Titles: true, StructuredObjects: true, ItemMeta: true, ResourceLinks: true, Icons: true, Elicitation: true, ElicitationModes: true, ElicitationIDs: true,
+		Resumes: true, Polls: true,
 		ArgumentErrorsAreResults: true,
 		ResourceNotFound:         CodeResourceNotFound,
 	},
@@ -128,6 +141,10 @@ func Numbered(n byte) (rev *Revision, ok bool) {
 // client that asks for a revision the server does not have (specification
 // 2025-11-25, lifecycle, "Version Negotiation").
 func Legacy() *Revision { return newest(false) }
+
+// Oldest returns the first revision: that of clients of HTTP+SSE, which later
+// ones replaced, until they agree on another one.
+func Oldest() *Revision { return &revisions[0] }
 
 // Modern returns the newest revision without a handshake.
 func Modern() *Revision { return newest(true) }

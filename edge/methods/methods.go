@@ -7,6 +7,10 @@ package methods
 
 import (
 	"context"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/millrace/millrace/edge/backend"
 	"github.com/millrace/millrace/edge/exchange"
@@ -53,12 +57,23 @@ func Caller(p *exchange.Principal) *millracev1.Principal {
 	return &millracev1.Principal{Issuer: p.Issuer, Subject: p.Subject, Scopes: p.Scopes}
 }
 
+// owner names a principal in what is good for it alone; empty when there is
+// none. The quotes keep issuer and subject apart.
+func owner(p *exchange.Principal) string {
+	if p == nil {
+		return ""
+	}
+	return strconv.Quote(p.Issuer) + strconv.Quote(p.Subject)
+}
+
 // Round is a further round of a request that needed input.
 type Round struct {
 	// Resume carries the answers and the worker's state.
 	Resume *millracev1.Resume
 	// Instance must serve the round; empty: any.
 	Instance string
+	// Carrier is backend.Options.Carrier.
+	Carrier func() []grpc.CallOption
 }
 
 // Reply is how a method ended: exactly one of Result, Error and NeedsInput is
@@ -109,6 +124,23 @@ func (r *Runner) Run(ctx context.Context, c *Client, m *jsonrpc.Message, out exc
 	}
 }
 
+// Replay writes what a worker has sent for a request that was called elsewhere,
+// until the outcome of its round: the reply is the one the request would have
+// got there. ok is false when the request's method has no events.
+func (r *Runner) Replay(ctx context.Context, c *Client, m *jsonrpc.Message, out exchange.Stream, source backend.Source) (reply Reply, ok bool) {
+	req := request{Runner: r, client: c, m: m, out: out, round: &Round{}, source: source}
+	switch m.Method {
+	case mcp.MethodToolsCall:
+		return req.callTool(ctx), true
+	case mcp.MethodResourcesRead:
+		return req.readResource(ctx), true
+	case mcp.MethodPromptsGet:
+		return req.getPrompt(ctx), true
+	default:
+		return Reply{}, false
+	}
+}
+
 // Failed is the reply to a request that ended in a failure.
 func (r *Runner) Failed(c *Client, m *jsonrpc.Message, f *backend.Failure) Reply {
 	result, err := r.Render.Failure(c.Revision, m.Method == mcp.MethodToolsCall, f)
@@ -122,11 +154,13 @@ type request struct {
 	m      *jsonrpc.Message
 	out    exchange.Stream
 	round  *Round
+	// source, when set, has what a worker has sent: nothing is called.
+	source backend.Source
 }
 
 func (r *request) list(ctx context.Context, l render.List) Reply {
 	s := r.Backend.Snapshot(ctx, Caller(r.client.Principal))
-	page, err := r.Render.ListPage(r.client.Revision, l, s, r.m.Params.Get("cursor"))
+	page, err := r.Render.ListPage(r.client.Revision, l, s, owner(r.client.Principal), r.m.Params.Get("cursor"))
 	return Reply{Result: page, Error: err}
 }
 
@@ -136,9 +170,14 @@ func (r *request) callTool(ctx context.Context) Reply {
 		return Reply{Error: err}
 	}
 	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
-		outcome := r.Backend.CallTool(ctx, &millracev1.CallToolRequest{
-			Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
-		}, o)
+		var outcome backend.Outcome[*millracev1.ToolResult]
+		if r.source != nil {
+			outcome = r.Backend.ReplayTool(ctx, name, r.source, o)
+		} else {
+			outcome = r.Backend.CallTool(ctx, &millracev1.CallToolRequest{
+				Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
+			}, o)
+		}
 		return reply(r, outcome, func(res *millracev1.ToolResult) []byte { return r.Render.ToolResult(r.client.Revision, res) })
 	})
 }
@@ -149,9 +188,14 @@ func (r *request) readResource(ctx context.Context) Reply {
 		return Reply{Error: err}
 	}
 	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
-		outcome := r.Backend.ReadResource(ctx, &millracev1.ReadResourceRequest{
-			Context: cc, Uri: uri, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
-		}, o)
+		var outcome backend.Outcome[*millracev1.ResourceResult]
+		if r.source != nil {
+			outcome = r.Backend.ReplayResource(ctx, uri, r.source, o)
+		} else {
+			outcome = r.Backend.ReadResource(ctx, &millracev1.ReadResourceRequest{
+				Context: cc, Uri: uri, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
+			}, o)
+		}
 		return reply(r, outcome, func(res *millracev1.ResourceResult) []byte {
 			if r.round.Resume != nil {
 				// It depends on answers that are no part of a cache's key
@@ -173,9 +217,14 @@ func (r *request) getPrompt(ctx context.Context) Reply {
 		return Reply{Error: err}
 	}
 	return withOptions(r, func(cc *millracev1.CallContext, o backend.Options) Reply {
-		outcome := r.Backend.GetPrompt(ctx, &millracev1.GetPromptRequest{
-			Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
-		}, o)
+		var outcome backend.Outcome[*millracev1.PromptResult]
+		if r.source != nil {
+			outcome = r.Backend.ReplayPrompt(ctx, name, r.source, o)
+		} else {
+			outcome = r.Backend.GetPrompt(ctx, &millracev1.GetPromptRequest{
+				Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
+			}, o)
+		}
 		return reply(r, outcome, func(res *millracev1.PromptResult) []byte { return r.Render.PromptResult(r.client.Revision, res) })
 	})
 }
@@ -231,6 +280,7 @@ func withOptions(r *request, call func(*millracev1.CallContext, backend.Options)
 		Trace:    c.Trace,
 		Instance: r.round.Instance,
 		Events:   &events{client: c, token: token, out: r.out},
+		Carrier:  r.round.Carrier,
 	})
 }
 
@@ -242,6 +292,8 @@ func reply[R comparable](r *request, o backend.Outcome[R], result func(R) []byte
 		return Reply{Result: result(o.Result)}
 	case o.NeedsInput != nil:
 		return Reply{NeedsInput: o.NeedsInput}
+	case o.Failure != nil && o.Failure.Kind == backend.URLRequired:
+		return r.urlRequired(o.Failure)
 	case o.Failure != nil:
 		return r.Failed(r.client, r.m, o.Failure)
 	default:
@@ -274,6 +326,13 @@ func (e *events) Log(l *millracev1.LogMessage) error {
 		return nil
 	}
 	return e.send(render.LogMessage(l))
+}
+
+// Close ends the connection of a client that can come back.
+func (e *events) Close(c *millracev1.CloseStream) {
+	if l, ok := e.out.(exchange.Leaver); ok {
+		l.Leave(time.Duration(c.GetRetryMs()) * time.Millisecond)
+	}
 }
 
 func (e *events) send(msg []byte) error {

@@ -4,6 +4,7 @@
 package notify
 
 import (
+	"bytes"
 	"context"
 	"maps"
 	"slices"
@@ -28,13 +29,20 @@ const (
 	PromptsChanged
 	ResourcesChanged
 	ResourceUpdated
+	// ElicitationComplete is no change that is followed: see Subscription.Tell.
+	ElicitationComplete
 )
+
+// maxTold bounds what waits for a client that reads slowly.
+const maxTold = 100
 
 // Event is one change.
 type Event struct {
 	Kind Kind
 	// URI is the resource that was updated, byte for byte as it was subscribed.
 	URI string
+	// Elicitation is the id of one that is complete.
+	Elicitation string
 }
 
 // Listener hears the broadcasts of workers; *bus.Client is one.
@@ -94,8 +102,8 @@ func digest(s *catalog.Snapshot, kind Kind) [32]byte {
 	}
 }
 
-// Subscription is what one client follows. Follow, Unfollow and Close may be
-// called while Run runs.
+// Subscription is what one client follows. Follow, Unfollow, Set, Touch and Close
+// may be called while Run runs.
 type Subscription struct {
 	hub    *Hub
 	caller *millracev1.Principal
@@ -106,6 +114,8 @@ type Subscription struct {
 	mu      sync.Mutex
 	uris    map[string]struct{}
 	updated map[string]struct{}
+	// told are elicitations that are complete, oldest first.
+	told []string
 	// wake has room for one signal; a further one says nothing new.
 	wake chan struct{}
 }
@@ -162,6 +172,82 @@ func (s *Subscription) Unfollow(uri string) {
 	}
 }
 
+// Set makes the resources that are followed those of uris, and reports whether
+// any was added. After an error some of them are not followed. It must not be
+// called twice at a time.
+func (s *Subscription) Set(uris []string) (more bool, err error) {
+	wanted := make(map[string]struct{}, len(uris))
+	for _, uri := range uris {
+		wanted[uri] = struct{}{}
+	}
+	s.mu.Lock()
+	var dropped []string
+	for uri := range s.uris {
+		if _, ok := wanted[uri]; ok {
+			delete(wanted, uri)
+		} else {
+			dropped = append(dropped, uri)
+		}
+	}
+	s.mu.Unlock()
+	for _, uri := range dropped {
+		s.Unfollow(uri)
+	}
+	for uri := range wanted {
+		if followErr := s.Follow(uri); followErr != nil {
+			err = followErr
+			continue
+		}
+		more = true
+	}
+	return more, err
+}
+
+// Known returns the digest of a followed list as the client knows it; that of a
+// list it is still to be told of is no digest of any. It must be called before
+// Run, or from the function that Run sends with.
+func (s *Subscription) Known(kind Kind) [32]byte { return s.lists[kind] }
+
+// Since says that the client knows a followed list by the beginning of its
+// digest; Run then reports at once that it is another one now, if it is. It must
+// be called before Run.
+func (s *Subscription) Since(kind Kind, digest []byte) {
+	if now := s.lists[kind]; !bytes.HasPrefix(now[:], digest) {
+		s.lists[kind] = [32]byte{}
+	}
+}
+
+// Touch reports all followed resources as updated: they may have been while
+// nobody listened.
+func (s *Subscription) Touch() {
+	s.mu.Lock()
+	for uri := range s.uris {
+		s.updated[uri] = struct{}{}
+	}
+	s.mu.Unlock()
+	s.signal()
+}
+
+// Tell reports that an elicitation is complete. Of many that wait the oldest are
+// dropped: clients must not depend on them. It may be called while Run runs.
+func (s *Subscription) Tell(elicitation string) {
+	s.mu.Lock()
+	s.told = append(s.told, elicitation)
+	if len(s.told) > maxTold {
+		s.told = s.told[1:]
+	}
+	s.mu.Unlock()
+	s.signal()
+}
+
+// signal makes Run look what there is to report.
+func (s *Subscription) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
 // Close ends the subscription.
 func (s *Subscription) Close() {
 	s.mu.Lock()
@@ -185,10 +271,7 @@ func (h *Hub) heard(uri string) {
 		// Several updates that wait together are one: it says "read again".
 		s.updated[uri] = struct{}{}
 		s.mu.Unlock()
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
+		s.signal()
 	}
 }
 
@@ -244,9 +327,14 @@ func (s *Subscription) sendLists(send func(Event) error) (sent bool, err error) 
 
 func (s *Subscription) sendUpdates(send func(Event) error) error {
 	s.mu.Lock()
-	updated := s.updated
-	s.updated = map[string]struct{}{}
+	updated, complete := s.updated, s.told
+	s.updated, s.told = map[string]struct{}{}, nil
 	s.mu.Unlock()
+	for _, id := range complete {
+		if err := send(Event{Kind: ElicitationComplete, Elicitation: id}); err != nil {
+			return err
+		}
+	}
 	for uri := range updated {
 		if s.hidden(uri) {
 			continue

@@ -20,6 +20,9 @@ func Change(ev notify.Event, subscription []byte) []byte {
 	case notify.ResourceUpdated:
 		method = mcp.NotificationResourceUpdated
 		params.string("uri", ev.URI)
+	case notify.ElicitationComplete:
+		method = mcp.NotificationElicitationComplete
+		params.string(keyElicitationID, ev.Elicitation)
 	case notify.ToolsChanged:
 	}
 	if !params.begun {

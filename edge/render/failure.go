@@ -46,6 +46,13 @@ func (r *Renderer) Failure(rev *mcp.Revision, tool bool, f *backend.Failure) (re
 	case backend.ResourceNotFound:
 		e.Code = rev.ResourceNotFound
 		data.string("uri", f.Subject)
+	case backend.URLRequired:
+		if e.Data = urlRequired(f.Input); rev.ElicitationIDs && e.Data != nil {
+			e.Code = mcp.CodeURLRequired
+			return nil, e
+		}
+		// Who lets it come here has not asked for the visits instead.
+		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"}
 	case backend.Custom:
 		e.Code, e.Data = rev.FitCode(f.Code), f.Data
 		return nil, e

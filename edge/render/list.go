@@ -76,18 +76,21 @@ func (l List) items(rev *mcp.Revision, s *catalog.Snapshot) []item {
 	return items
 }
 
-// cursorPurpose separates the cursors of the lists from each other and from
-// other tokens.
-func (l List) cursorPurpose() string { return "cursor/1/" + l.member() }
+// cursorPurpose separates the cursors of the lists from each other, from other
+// tokens, and those of one caller from those of another.
+func (l List) cursorPurpose(owner string) string { return "cursor/1/" + l.member() + "/" + owner }
 
-// ListPage writes one page of a list. The cursor is the raw JSON of
-// params.cursor, empty for the first page; a cursor names the last item the
-// client has seen, so that it stays good when the list changes, and on every
-// edge and for callers who see other items. A cursor that no edge of this deployment made is -32602 (pagination,
-// "Error Handling").
-func (r *Renderer) ListPage(rev *mcp.Revision, l List, s *catalog.Snapshot, cursor []byte) ([]byte, *jsonrpc.Error) {
+// ListPage writes one page of a list for the caller that owner names; empty:
+// nobody knows who calls. The cursor is the raw JSON of params.cursor, empty for
+// the first page; a cursor names the last item the client has seen, so that it
+// stays good when the list changes, and on every edge. A cursor that no edge of
+// this deployment made for this caller is -32602 (pagination, "Error Handling").
+func (r *Renderer) ListPage(rev *mcp.Revision, l List, s *catalog.Snapshot, owner string, cursor []byte) ([]byte, *jsonrpc.Error) {
 	if len(cursor) == 0 {
-		page, _ := s.Memo(pageKey{l, rev.Number}, func() any { return r.page(rev, l, s, 0) }).([]byte)
+		if owner != "" && len(l.items(rev, s)) > r.PageSize {
+			return r.page(rev, l, s, owner, 0), nil // it has a cursor of the caller's
+		}
+		page, _ := s.Memo(pageKey{l, rev.Number}, func() any { return r.page(rev, l, s, "", 0) }).([]byte)
 		return page, nil
 	}
 	invalid := &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "params.cursor is not a cursor of this list: start again without one"}
@@ -95,16 +98,16 @@ func (r *Renderer) ListPage(rev *mcp.Revision, l List, s *catalog.Snapshot, curs
 	if !ok {
 		return nil, invalid
 	}
-	last, err := r.Cursors.Open(l.cursorPurpose(), token)
+	last, err := r.Cursors.Open(l.cursorPurpose(owner), token)
 	if err != nil {
 		return nil, invalid
 	}
 	items := l.items(rev, s)
 	from := sort.Search(len(items), func(i int) bool { return items[i].key > string(last) })
-	return r.page(rev, l, s, from), nil
+	return r.page(rev, l, s, owner, from), nil
 }
 
-func (r *Renderer) page(rev *mcp.Revision, l List, s *catalog.Snapshot, from int) []byte {
+func (r *Renderer) page(rev *mcp.Revision, l List, s *catalog.Snapshot, owner string, from int) []byte {
 	items := l.items(rev, s)
 	to := min(from+r.PageSize, len(items))
 	size := 0
@@ -122,8 +125,12 @@ func (r *Renderer) page(rev *mcp.Revision, l List, s *catalog.Snapshot, from int
 	}
 	o.buf = append(o.buf, ']')
 	if to < len(items) {
-		o.string("nextCursor", r.Cursors.Seal(l.cursorPurpose(), []byte(items[to-1].key)))
+		o.string("nextCursor", r.Cursors.Seal(l.cursorPurpose(owner), []byte(items[to-1].key)))
 	}
-	o.cache(rev, r.ListTTL, cacheScope(s))
+	scope := cacheScope(s)
+	if owner != "" && (from > 0 || to < len(items)) {
+		scope = mcp.CachePrivate // the cursors are this caller's
+	}
+	o.cache(rev, r.ListTTL, scope)
 	return o.end()
 }

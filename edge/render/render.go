@@ -251,7 +251,11 @@ func (r *Renderer) InputRequired(rev *mcp.Revision, needs *millracev1.NeedsInput
 			requests.comma()
 			requests.buf = jsonrpc.AppendString(requests.buf, key)
 			requests.buf = append(requests.buf, ':')
-			requests.buf = append(requests.buf, needs.GetRequests()[key]...)
+			request := needs.GetRequests()[key]
+			if !rev.ElicitationIDs {
+				request = withoutElicitationID(request)
+			}
+			requests.buf = append(requests.buf, request...)
 		}
 		o.raw("inputRequests", requests.end())
 	}

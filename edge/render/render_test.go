@@ -96,6 +96,8 @@ func TestFailurePerRevision(t *testing.T) {
 	t.Parallel()
 	r := &Renderer{Server: []byte(`{}`)}
 	const toolError, internal = 1, -32603 // 1 stands for a result that says so
+	page := &millracev1.NeedsInput{Requests: map[string][]byte{"a": []byte(`{"method":"elicitation/create","params":{"mode":"url","url":"https://a","message":"m"}}`)}}
+	form := &millracev1.NeedsInput{Requests: map[string][]byte{"a": []byte(`{"method":"elicitation/create","params":{"mode":"form","message":"m"}}`)}}
 	for _, c := range []struct {
 		name    string
 		failure backend.Failure
@@ -112,6 +114,9 @@ func TestFailurePerRevision(t *testing.T) {
 		{"capability in a prompt", backend.Failure{Kind: backend.MissingCapability, Data: []byte(`{"sampling":{}}`)}, false, map[string]int{"2025-11-25": internal, "2026-07-28": -32021}},
 		{"overloaded", backend.Failure{Kind: backend.Overloaded}, true, map[string]int{"2025-11-25": internal, "2026-07-28": internal}},
 		{"custom of an older revision", backend.Failure{Kind: backend.Custom, Code: -32002}, true, map[string]int{"2024-11-05": -32002, "2025-11-25": -32002, "2026-07-28": -32602}},
+		{"a page to visit", backend.Failure{Kind: backend.URLRequired, Input: page}, true, map[string]int{"2025-06-18": internal, "2025-11-25": -32042, "2026-07-28": internal}},
+		{"a page that is a form", backend.Failure{Kind: backend.URLRequired, Input: form}, true, map[string]int{"2025-11-25": internal}},
+		{"no page to visit", backend.Failure{Kind: backend.URLRequired}, true, map[string]int{"2025-11-25": internal}},
 		{"custom for a page", backend.Failure{Kind: backend.Custom, Code: -32042}, true, map[string]int{"2025-11-25": -32042, "2026-07-28": internal}},
 		{"custom of the specification's", backend.Failure{Kind: backend.Custom, Code: -32099}, true, map[string]int{"2025-11-25": -32099, "2026-07-28": internal}},
 		{"custom that is defined", backend.Failure{Kind: backend.Custom, Code: -32021}, true, map[string]int{"2026-07-28": -32021}},

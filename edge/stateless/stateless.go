@@ -24,6 +24,9 @@ type Era struct {
 	Methods *methods.Runner
 	// States protects the state of requests that need input.
 	States *seal.Ring
+	// Tickets remember the states that count once and were used; all edges that
+	// share States must share them.
+	Tickets Tickets
 	// Changes tells about changes to subscriptions.
 	Changes *notify.Hub
 	// Draining is done when the edge stops.
@@ -78,9 +81,21 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	if err := e.checkTool(ctx, req); err != nil {
 		return exchange.Refused(client.Revision, http.StatusBadRequest, m.ID, err)
 	}
-	round, err := e.round(req)
+	round, once, err := e.round(req)
 	if err != nil {
 		return exchange.Failed(m.ID, err)
+	}
+	if once != nil {
+		taken, err := e.Tickets.Take(ctx, once.name, once.ttl())
+		if err != nil {
+			// Whether it was used before is not known: it counts as used.
+			return failed(m, e.Methods.Failed(client, m, &backend.Failure{
+				Kind: backend.Unavailable, Message: "whether params.requestState was used before cannot be found out now; nothing was executed, try again shortly",
+			}))
+		}
+		if !taken {
+			return exchange.Failed(m.ID, usedState())
+		}
 	}
 	ctx, stop := e.Methods.Start(ctx, client, m)
 	defer stop()
@@ -97,6 +112,14 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	case reply.Error == nil:
 		return exchange.Succeeded(m.ID, reply.Result)
 	}
+	if once != nil && reply.Failure != nil {
+		e.giveBack(ctx, once, reply.Failure)
+	}
+	return failed(m, reply)
+}
+
+// failed answers a request that ended in an error.
+func failed(m *jsonrpc.Message, reply methods.Reply) exchange.Answer {
 	answer := exchange.Failed(m.ID, reply.Error)
 	if f := reply.Failure; f != nil {
 		answer.Status = failureStatus(f)

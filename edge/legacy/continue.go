@@ -1,0 +1,321 @@
+package legacy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/millrace/millrace/edge/backend"
+	"github.com/millrace/millrace/edge/exchange"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/methods"
+	"github.com/millrace/millrace/edge/session"
+	"github.com/millrace/millrace/proto/bus"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+const (
+	// maxClaims bounds how often an edge tries to write a continuation that
+	// others write too.
+	maxClaims = 16
+	// askedWait is how long the edge of a call may take to store what it asks.
+	askedWait = time.Second
+)
+
+// errOvertaken ends a call that another edge goes on with.
+var errOvertaken = errors.New("legacy: another edge goes on with the call")
+
+// storeAsked stores what a round has asked, before the client sees it: whoever
+// gets the answers can then go on if this edge is gone.
+func (r *resumable) storeAsked(ctx context.Context, needs *millracev1.NeedsInput) error {
+	r.lock <- struct{}{}
+	offered := r.offerLocked()
+	<-r.lock
+	r.asked = false
+	if !offered {
+		return nil
+	}
+	_, err := rewrite(ctx, r.resume.Calls, r.client.Scope, r.stream, func(c *millracev1.Continuation) error {
+		if c.GetEdge() != r.resume.Bus.ID() {
+			return errOvertaken
+		}
+		c.Round, c.Asked, c.Responses, c.Errors = r.at.Round, needs, nil, nil
+		return nil
+	})
+	if isAway(err) {
+		return nil
+	}
+	r.asked = err == nil
+	return err
+}
+
+// claim says that this edge runs the next round, and with which answers, so that
+// another one can if this one is gone before it has. It fails when another one
+// does already.
+func (r *resumable) claim(ctx context.Context, resume *millracev1.Resume) error {
+	if !r.asked {
+		return nil // nobody else knows what was asked
+	}
+	_, err := rewrite(ctx, r.resume.Calls, r.client.Scope, r.stream, func(c *millracev1.Continuation) error {
+		if c.GetEdge() != r.resume.Bus.ID() || c.GetAsked() == nil || c.GetRound() != r.at.Round {
+			return errOvertaken
+		}
+		c.Responses, c.Errors = resume.GetResponses(), resume.GetErrors()
+		return nil
+	})
+	if isAway(err) {
+		return nil
+	}
+	return err
+}
+
+// isAnswered reports whether a round that has asked has all its answers.
+func isAnswered(c *millracev1.Continuation) bool {
+	return c.GetAsked() != nil && len(c.GetResponses())+len(c.GetErrors()) >= len(c.GetAsked().GetRequests())
+}
+
+// takeOver goes on with a call whose edge is gone and has not begun the round
+// for which it had the answers. Round is the one that asked.
+func (e *Era) takeOver(ctx context.Context, client *methods.Client, stream string, round uint32) {
+	kept, err := rewrite(ctx, e.Resumption.Calls, client.Scope, stream, func(c *millracev1.Continuation) error {
+		if c.GetRound() != round || !isAnswered(c) || e.Resumption.Alive(c.GetEdge()) {
+			return errOvertaken
+		}
+		c.Edge = e.Edge
+		return nil
+	})
+	if err == nil {
+		e.running.Go(func() { e.goOn(client, stream, kept) })
+	}
+}
+
+// isAway reports whether the store is: then the call goes on as it is, for
+// nobody else can go on with it either.
+func isAway(err error) bool {
+	return errors.Is(err, session.ErrUnavailable) || errors.Is(err, session.ErrNotFound) || errors.Is(err, session.ErrTooLarge)
+}
+
+// rewrite changes a stored continuation by compare-and-set.
+func rewrite(ctx context.Context, store CallStore, scope, stream string, change func(*millracev1.Continuation) error) (*millracev1.Continuation, error) {
+	var err error
+	for range maxClaims {
+		c, revision, getErr := store.Call(ctx, scope, stream)
+		if getErr != nil {
+			return nil, getErr
+		}
+		if changeErr := change(c); changeErr != nil {
+			return c, changeErr
+		}
+		if _, err = store.PutCall(ctx, scope, stream, c, revision); !errors.Is(err, session.ErrConflict) {
+			return c, err
+		}
+	}
+	return nil, err
+}
+
+// openQuestions returns the keys of what a round has asked and the client has
+// not answered yet; nil when the call has gone on. The edge of the call may be
+// just about to store it. When it is gone (as gone says) without having done so,
+// it is stored here.
+func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uint32, needs *millracev1.NeedsInput, gone func() bool) (map[string]bool, error) {
+	var kept *millracev1.Continuation
+	for begun := time.Now(); ; {
+		var err error
+		kept, _, err = e.Resumption.Calls.Call(ctx, scope, stream)
+		if err != nil || kept.GetRound() > round || kept.GetRound() == round && kept.GetAsked() != nil {
+			break // without a store: ask again rather than never
+		}
+		if time.Since(begun) > askedWait || gone() {
+			kept, err = rewrite(ctx, e.Resumption.Calls, scope, stream, func(c *millracev1.Continuation) error {
+				if c.GetRound() > round || c.GetRound() == round && c.GetAsked() != nil {
+					return errOvertaken
+				}
+				c.Round, c.Asked, c.Responses, c.Errors = round, needs, nil, nil
+				return nil
+			})
+			if err == nil || errors.Is(err, errOvertaken) {
+				break
+			}
+		}
+		pause := time.NewTimer(20 * time.Millisecond)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, ctx.Err()
+		}
+	}
+	if kept != nil && (kept.GetRound() > round || kept.GetAsked() == nil) {
+		return nil, nil
+	}
+	open := map[string]bool{}
+	for key := range needs.GetRequests() {
+		_, answered := kept.GetResponses()[key]
+		_, failed := kept.GetErrors()[key]
+		open[key] = !answered && !failed
+	}
+	return open, nil
+}
+
+// carryOn takes an answer whose edge is gone: it is stored, and whoever stores
+// the last one of a round runs the next. It reports whether somebody waited.
+func (e *Era) carryOn(ctx context.Context, client *methods.Client, r route, reply exchange.Reply) bool {
+	if e.Resumption == nil {
+		return false
+	}
+	me := e.Resumption.Bus.ID()
+	complete := false
+	kept, err := rewrite(ctx, e.Resumption.Calls, client.Scope, r.stream, func(c *millracev1.Continuation) error {
+		keys := slices.Sorted(maps.Keys(c.GetAsked().GetRequests()))
+		if c.GetAsked() == nil || c.GetRound() != r.round || r.index >= len(keys) {
+			return errOvertaken
+		}
+		key := keys[r.index]
+		_, answered := c.GetResponses()[key]
+		_, failed := c.GetErrors()[key]
+		if answered || failed {
+			return errOvertaken
+		}
+		if reply.Error != nil {
+			c.Errors = with(c.GetErrors(), key, reply.Error)
+		} else {
+			c.Responses = with(c.GetResponses(), key, reply.Result)
+		}
+		if complete = isAnswered(c); complete {
+			c.Edge = me
+		}
+		return nil
+	})
+	if err != nil {
+		return false
+	}
+	if complete {
+		e.running.Go(func() { e.goOn(client, r.stream, kept) })
+	}
+	return true
+}
+
+func with(m map[string][]byte, key string, value []byte) map[string][]byte {
+	if m == nil {
+		m = map[string][]byte{}
+	}
+	m[key] = value
+	return m
+}
+
+// goOn runs the next round of a call of an edge that is gone, and those after
+// it. What comes of it is for clients that come back.
+func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Continuation) {
+	m, err := keptMessage(kept)
+	if err != nil {
+		return // it was written by an edge: not reached
+	}
+	c := *client
+	c.Outlives, c.LogLevel = true, kept.GetLogLevel()
+	c.Trace = backend.Trace{Parent: kept.GetTraceParent(), State: kept.GetTraceState(), Baggage: kept.GetBaggage()}
+	r := &resumable{
+		resume: e.Resumption, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()},
+		lock: make(chan struct{}, 1), leaving: make(chan struct{}), offered: true,
+	}
+	r.drop()
+	if kept.GetParamsCut() {
+		r.end(&jsonrpc.Error{
+			Code: jsonrpc.CodeInternal, Data: []byte(`{"reason":"not_kept"}`),
+			Message: "the edge that had the call is gone, and its parameters were too large for another one to go on: call again",
+		})
+		return
+	}
+	resume := &millracev1.Resume{State: kept.GetAsked().GetState(), Responses: kept.GetResponses(), Errors: kept.GetErrors()}
+	e.runCall(context.Background(), &call{client: &c, m: &m, out: r, stream: stream, resumable: r},
+		&methods.Round{Resume: resume, Instance: kept.GetAsked().GetInstance()})
+}
+
+// keptMessage is the request of a continuation.
+func keptMessage(c *millracev1.Continuation) (jsonrpc.Message, error) {
+	raw := jsonrpc.AppendRequest(nil, c.GetRequestId(), c.GetMethod(), c.GetParams())
+	m, err := jsonrpc.Decode(raw, jsonrpc.Limits{MaxBytes: len(raw), MaxDepth: 0})
+	if err != nil {
+		return m, err
+	}
+	return m, nil
+}
+
+// essential is what of large parameters says what a call is about and how its
+// messages are written.
+func essential(params jsonrpc.Object) []byte {
+	var members []jsonrpc.Member
+	for _, m := range params.Members {
+		if m.Key == "name" || m.Key == "uri" || m.Key == "_meta" && len(m.Value) <= maxKept {
+			members = append(members, m)
+		}
+	}
+	return jsonrpc.AppendObject(nil, members...)
+}
+
+// isRequestID reports whether what a client shows as an id is one.
+func isRequestID(id []byte) bool {
+	if len(id) == 0 {
+		return false
+	}
+	m, err := jsonrpc.Decode(jsonrpc.AppendRequest(nil, id, "ping", nil), jsonrpc.Limits{})
+	return err == nil && bytes.Equal(m.ID, id)
+}
+
+// alonePatience is how long to look for where a call runs whose edge is gone.
+const alonePatience = 2 * time.Second
+
+// cancelAlone cancels calls of a session whose edge is gone: those with the
+// request id, or all of them for nil. Others are cancelled by the edge that has
+// them. It does not wait.
+func (e *Era) cancelAlone(scope string, requestID []byte) {
+	if e.Resumption == nil || !e.Resumption.Available() {
+		return // then no call can be found, nor be resumed
+	}
+	requestID = bytes.Clone(requestID)
+	e.running.Go(func() {
+		ctx, cancel := context.WithTimeout(e.Stopping, alonePatience)
+		defer cancel()
+		calls, err := e.Resumption.SessionCalls(ctx, scope)
+		if err != nil {
+			return
+		}
+		for stream, kept := range calls {
+			if requestID != nil && !bytes.Equal(requestID, kept.GetRequestId()) || e.Resumption.Alive(kept.GetEdge()) {
+				continue
+			}
+			e.cancelStream(ctx, scope, stream)
+		}
+	})
+}
+
+// cancelStream cancels the call that writes the events of a stream, and tells
+// those who follow them.
+func (e *Era) cancelStream(ctx context.Context, scope, stream string) {
+	follower, err := e.Resumption.Bus.Follow(e.Resumption.Log, scope, stream, bus.EventPoint{})
+	if err != nil {
+		return
+	}
+	defer follower.Close()
+	last, ctl := bus.EventPoint{Round: 1}, ""
+	for {
+		// What is stored comes at once; then there is nothing more to know.
+		wait, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		ev, err := follower.Next(wait)
+		cancel()
+		if err != nil {
+			break
+		}
+		last = ev.EventPoint
+		if ev.Ctl != "" {
+			ctl = ev.Ctl
+		}
+	}
+	// First the reason, then what the worker makes of it.
+	_ = e.Resumption.Bus.EndEvents(bus.EventsKey{Session: scope, Stream: stream, Round: last.Round}, endStatus(&jsonrpc.Error{
+		Code: jsonrpc.CodeInternal, Message: "the request was cancelled", Data: []byte(`{"reason":"cancelled"}`),
+	})) // without a connection nobody follows
+	e.Resumption.Bus.CancelEvents(ctl)
+}

@@ -1,0 +1,87 @@
+package legacy
+
+import (
+	"context"
+
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+// Peers are the other edges; *peer.Peers is one.
+type Peers interface {
+	// Announce tells all edges something, without waiting.
+	Announce(a *millracev1.Announcement) error
+	// Tell is Announce, and returns when the edges have acted on it, or soon.
+	Tell(ctx context.Context, a *millracev1.Announcement)
+	// Deliver passes an answer of a client on to the edge that waits for it.
+	// An error means that the edge was not reached.
+	Deliver(ctx context.Context, edge string, req *millracev1.DeliverRequest) (taken bool, err error)
+}
+
+// tell tells the other edges, if there can be any.
+func (e *Era) tell(ctx context.Context, a *millracev1.Announcement) {
+	if e.Peers != nil {
+		e.Peers.Tell(ctx, a)
+	}
+}
+
+// announce tells the other edges without waiting. An error means that there is
+// no bus, and then they do not have what it is about either.
+func (e *Era) announce(a *millracev1.Announcement) {
+	if e.Peers != nil {
+		_ = e.Peers.Announce(a)
+	}
+}
+
+// Heard acts on what another edge or a worker has announced. wait: somebody
+// waits until what it asks for has taken effect.
+func (e *Era) Heard(ctx context.Context, a *millracev1.Announcement, wait bool) {
+	switch news := a.GetNews().(type) {
+	case *millracev1.Announcement_Cancel:
+		e.Methods.Calls.Cancel(news.Cancel.GetScope(), news.Cancel.GetRequestId())
+	case *millracev1.Announcement_SessionChanged:
+		scope := news.SessionChanged.GetScope()
+		if news.SessionChanged.GetEnded() {
+			e.Records.End(scope)
+			e.ended(scope)
+			return
+		}
+		e.Records.Forget(scope)
+		if s := e.streams.of(scope); s != nil {
+			// A stream that cannot follow the resource is no worse than
+			// before, and tries again.
+			_ = s.follow(ctx, wait)
+		}
+	case *millracev1.Announcement_ElicitationComplete:
+		e.elicitationComplete(news.ElicitationComplete.GetScope(), news.ElicitationComplete.GetElicitationId())
+	case *millracev1.Announcement_StreamTaken:
+		if stream := news.StreamTaken.GetStream(); stream != "" {
+			e.connections.taken(news.StreamTaken.GetScope(), stream)
+			return
+		}
+		e.streams.taken(news.StreamTaken.GetScope(), news.StreamTaken.GetHolder())
+	}
+}
+
+// cancelled serves notifications/cancelled: the call may run on any edge.
+func (e *Era) cancelled(c *caller, requestID []byte) {
+	if c.Scope == "" || len(requestID) == 0 || string(requestID) == "null" {
+		return
+	}
+	e.Methods.Calls.Cancel(c.Scope, requestID)
+	if c.peer != nil {
+		return
+	}
+	e.announce(&millracev1.Announcement{News: &millracev1.Announcement_Cancel{
+		Cancel: &millracev1.CancelRequest{Scope: c.Scope, RequestId: requestID},
+	}})
+	e.cancelAlone(c.Scope, requestID)
+}
+
+// ended ends what a session has on this edge.
+func (e *Era) ended(scope string) {
+	if s := e.streams.of(scope); s != nil {
+		s.end(errEnded)
+	}
+	e.connections.endAll(scope)
+	e.Methods.Calls.CancelAll(scope)
+}

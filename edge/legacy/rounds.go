@@ -1,0 +1,268 @@
+package legacy
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/millrace/millrace/edge/backend"
+	"github.com/millrace/millrace/edge/exchange"
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/edge/methods"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+const (
+	// defaultAskTimeout is how long a person may take to answer.
+	defaultAskTimeout = 10 * time.Minute
+	// maxRounds ends a tool that asks for ever.
+	maxRounds = 64
+)
+
+// call is one request of a client while it runs. One goroutine has it.
+type call struct {
+	client *methods.Client
+	m      *jsonrpc.Message
+	out    exchange.Stream
+	// stream names the call among all edges; it is unique and unguessable.
+	stream string
+	// round is the one that runs or waits for answers, counted from 1.
+	round uint32
+	// resumable is out, where its client can come back; else nil.
+	resumable *resumable
+}
+
+// serveCall runs a request and answers it.
+func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Message, out exchange.Stream) exchange.Answer {
+	running := &call{client: c, m: m, out: out, stream: rand.Text()}
+	r := e.newResumable(c, m, out, running.stream)
+	if r == nil {
+		return e.runCall(ctx, running, &methods.Round{})
+	}
+	running.out, running.resumable = r, r
+	// The connection may end before the call does.
+	answered := make(chan exchange.Answer, 1) // one answer, so it never blocks
+	e.running.Go(func() { answered <- e.runCall(ctx, running, &methods.Round{}) })
+	key := streamKey{c.Scope, r.stream}
+	e.connections.take(key, &r.connection)
+	defer e.connections.release(key, &r.connection)
+	e.leaving.Do(func() { context.AfterFunc(e.Draining, e.leave) })
+	if e.Draining.Err() != nil {
+		r.Leave(0) // it may have come too late to be told with the others
+	}
+	select {
+	case a := <-answered:
+		if !r.left.Load() {
+			return a
+		}
+	case <-r.leaving:
+	}
+	return exchange.Answer{Withheld: true, Left: true}
+}
+
+// leave sends the clients of all calls that run here to another edge.
+func (e *Era) leave() {
+	for _, r := range e.connections.calls() {
+		e.running.Go(func() { r.Leave(0) }) // a client may be slow, and the others wait for no one
+	}
+}
+
+// runCall runs a request from a round on. The answer is Withheld when the client
+// expects none here.
+func (e *Era) runCall(ctx context.Context, c *call, round *methods.Round) exchange.Answer {
+	ctx, stop := e.Methods.Start(ctx, c.client, c.m)
+	defer stop()
+	reply, ok := e.runRounds(ctx, c, round)
+	var answer exchange.Answer
+	switch {
+	case !ok:
+		// Never HTTP 404: in this era that says the session is gone.
+		return exchange.Failed(c.m.ID, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found: " + c.m.Method})
+	case reply.Error == nil:
+		answer = exchange.Succeeded(c.m.ID, reply.Result)
+	default:
+		// The HTTP status of a failed call is 200: clients of this era look for
+		// JSON-RPC errors only there.
+		answer = exchange.Failed(c.m.ID, reply.Error)
+	}
+	if reply.Failure != nil {
+		answer.RetryAfter = reply.Failure.RetryAfter()
+		answer.Withheld = reply.Failure.Kind == backend.Cancelled
+	}
+	if c.resumable != nil {
+		return c.resumable.finish(answer, reply)
+	}
+	return answer
+}
+
+// runRounds runs a request until it needs no more input. What a worker asks for
+// is sent to the client as requests of this era, on the stream of the call, and
+// the call is made again with the answers.
+func (e *Era) runRounds(ctx context.Context, c *call, round *methods.Round) (methods.Reply, bool) {
+	for c.round = 1; c.round <= maxRounds; c.round++ {
+		if c.resumable != nil {
+			round.Carrier = c.resumable.carrier
+		}
+		reply, ok := e.Methods.Run(ctx, c.client, c.m, c.out, round)
+		if !ok || reply.NeedsInput == nil {
+			return reply, ok
+		}
+		resume, failure := e.ask(ctx, c, reply.NeedsInput)
+		if failure != nil {
+			return e.Methods.Failed(c.client, c.m, failure), true
+		}
+		round = &methods.Round{Resume: resume, Instance: reply.NeedsInput.GetInstance()}
+	}
+	return e.Methods.Failed(c.client, c.m, &backend.Failure{Kind: backend.NoInput, Message: fmt.Sprintf("the request asked for input %d times without an end", maxRounds)}), true
+}
+
+// question is one request to the client.
+type question struct {
+	// key is the worker's name of it, id ours.
+	key, id string
+	message []byte
+}
+
+// questions writes what a round asks as requests to the client. They are the
+// same whoever writes them: sorted, and named by the edge that has the call.
+func (e *Era) questions(c *methods.Client, from route, needs *millracev1.NeedsInput) ([]question, *backend.Failure) {
+	questions := make([]question, 0, len(needs.GetRequests()))
+	for index, key := range slices.Sorted(maps.Keys(needs.GetRequests())) {
+		from.index = index
+		id := from.id(e.Routes, c.Scope)
+		method, params, err := inputRequest(c.Revision, needs.GetRequests()[key], id)
+		if errors.Is(err, errForm) {
+			return nil, &backend.Failure{Kind: backend.NoInput, Message: errForm.Error()}
+		}
+		if err != nil {
+			return nil, &backend.Failure{Kind: backend.Internal}
+		}
+		questions = append(questions, question{key, id, jsonrpc.AppendRequest(nil, jsonrpc.Quote(id), method, params)})
+	}
+	return questions, nil
+}
+
+// ask sends all questions of a round, then waits for all answers.
+func (e *Era) ask(ctx context.Context, c *call, needs *millracev1.NeedsInput) (*millracev1.Resume, *backend.Failure) {
+	if !c.out.Open() && len(needs.GetRequests()) > 0 {
+		return nil, &backend.Failure{
+			Kind:    backend.NoInput,
+			Message: "the request needs input, and its client takes no stream on which to ask: accept text/event-stream",
+		}
+	}
+	from := route{edge: e.Edge, stream: c.stream, round: c.round}
+	if c.resumable != nil {
+		from.round = c.resumable.at.Round
+	}
+	questions, failure := e.questions(c.client, from, needs)
+	if failure != nil {
+		return nil, failure
+	}
+	replies := make([]<-chan exchange.Reply, len(questions))
+	for i, q := range questions {
+		reply, forget := e.Pending.Open(c.client.Scope, q.id)
+		defer forget()
+		replies[i] = reply
+	}
+	if c.resumable != nil {
+		if err := c.resumable.storeAsked(ctx, needs); err != nil {
+			return nil, c.moved(ctx, err)
+		}
+	}
+	for _, q := range questions {
+		if err := c.out.Send(q.message); err != nil && !c.client.Outlives {
+			return nil, &backend.Failure{Kind: backend.Cancelled, Cause: err}
+		}
+	}
+	timer := time.NewTimer(e.askTimeout())
+	defer timer.Stop()
+	resume := &millracev1.Resume{State: needs.GetState(), Responses: map[string][]byte{}, Errors: map[string][]byte{}}
+	for i, q := range questions {
+		select {
+		case r := <-replies[i]:
+			if r.Error != nil {
+				resume.Errors[q.key] = r.Error
+			} else {
+				resume.Responses[q.key] = r.Result
+			}
+		case <-timer.C:
+			return nil, &backend.Failure{Kind: backend.NoInput, Message: fmt.Sprintf("the client did not answer %q within %v", q.key, e.askTimeout())}
+		case <-e.Stopping.Done():
+			// The answers go to an edge that goes on with the call, if there
+			// is a way to find it.
+			return nil, &backend.Failure{Kind: backend.Moved}
+		case <-ctx.Done():
+			return nil, &backend.Failure{Kind: backend.Cancelled, Cause: context.Cause(ctx)}
+		}
+	}
+	if c.resumable != nil {
+		if err := c.resumable.claim(ctx, resume); err != nil {
+			return nil, c.moved(ctx, err)
+		}
+	}
+	return resume, nil
+}
+
+// moved is the failure of a call with which another edge goes on.
+func (c *call) moved(ctx context.Context, err error) *backend.Failure {
+	switch {
+	case errors.Is(err, errOvertaken):
+		return &backend.Failure{Kind: backend.Moved}
+	case ctx.Err() != nil:
+		return &backend.Failure{Kind: backend.Cancelled, Cause: context.Cause(ctx)}
+	default:
+		return &backend.Failure{Kind: backend.Internal}
+	}
+}
+
+// askTimeout is how long a client may take to answer.
+func (e *Era) askTimeout() time.Duration {
+	if e.AskTimeout > 0 {
+		return e.AskTimeout
+	}
+	return defaultAskTimeout
+}
+
+// answered takes a client's answer to a request of some edge, and passes it on
+// to whoever waits for it there. An answer to nothing that was asked, a second
+// one and one that comes too late reach nobody, which is no error.
+func (e *Era) answered(ctx context.Context, c *methods.Client, m *jsonrpc.Message) {
+	id, ok := jsonrpc.String(m.ID)
+	if !ok {
+		return
+	}
+	to, ok := parseRoute(e.Routes, c.Scope, id)
+	if !ok {
+		return
+	}
+	if to.edge == e.Edge {
+		// The message's bytes go back to their pool before they are read.
+		e.Pending.Deliver(c.Scope, id, exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)})
+		return
+	}
+	if e.Peers == nil {
+		return
+	}
+	// It counts, whatever becomes of the connection it came on.
+	ctx = context.WithoutCancel(ctx)
+	_, err := e.Peers.Deliver(ctx, to.edge, &millracev1.DeliverRequest{Scope: c.Scope, Id: id, Result: m.Result, Error: m.Error})
+	if err != nil {
+		// That edge is gone.
+		e.carryOn(ctx, c, to, exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)})
+	}
+}
+
+// Delivered takes an answer that another edge has received for this one, and
+// reports whether somebody waited for it.
+func (e *Era) Delivered(req *millracev1.DeliverRequest) bool {
+	r := exchange.Reply{Result: req.GetResult()}
+	if len(req.GetError()) > 0 {
+		r = exchange.Reply{Error: req.GetError()}
+	}
+	return e.Pending.Deliver(req.GetScope(), req.GetId(), r)
+}
