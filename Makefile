@@ -13,6 +13,10 @@ ARGS ?=
 FUZZTIME ?= 60s
 # Which benchmarks run, a regular expression.
 BENCH ?= .
+# What `make image` makes: its version, for which architecture, and of which commit.
+VERSION ?= 0.1.0-dev
+IMAGE_ARCH ?= $(shell go env GOARCH)
+REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # Tests share two cores with race detection; only a deadlock takes longer.
 TEST_TIMEOUT ?= 15m
 
@@ -27,13 +31,24 @@ BUF                := $(TOOLS)/buf@v1.75.0/buf
 PROTOC_GEN_GO      := $(TOOLS)/protoc-gen-go@v1.36.12/protoc-gen-go
 PROTOC_GEN_GO_GRPC := $(TOOLS)/protoc-gen-go-grpc@v1.6.2/protoc-gen-go-grpc
 GOLANGCI_LINT      := $(TOOLS)/golangci-lint@v2.15.0/golangci-lint
+HELM               := $(TOOLS)/helm@v3.22.0/helm
+KUBECTL_VALIDATE   := $(TOOLS)/kubectl-validate@v0.0.4/kubectl-validate
 
 $(BUF):                PACKAGE := github.com/bufbuild/buf/cmd/buf
 $(PROTOC_GEN_GO):      PACKAGE := google.golang.org/protobuf/cmd/protoc-gen-go
 $(PROTOC_GEN_GO_GRPC): PACKAGE := google.golang.org/grpc/cmd/protoc-gen-go-grpc
 $(GOLANGCI_LINT):      PACKAGE := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(HELM):               PACKAGE := helm.sh/helm/v3/cmd/helm
+$(KUBECTL_VALIDATE):   PACKAGE := sigs.k8s.io/kubectl-validate
 
-GO_TOOLS := $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) $(GOLANGCI_LINT)
+GO_TOOLS := $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) $(GOLANGCI_LINT) $(HELM) $(KUBECTL_VALIDATE)
+
+# Modules of others whose custom resources the chart makes: their schemas are in
+# them. Only make check-deploy reads them.
+CRD_MODULES := \
+	sigs.k8s.io/gateway-api@v1.4.1 \
+	github.com/prometheus-operator/prometheus-operator@v0.85.0 \
+	github.com/kedacore/keda/v2@v2.18.1
 
 # Built aside and moved, so that an interrupted build never looks finished.
 # GOFLAGS is emptied: flags meant for this module (-race, -mod) are not the
@@ -68,12 +83,22 @@ help: ## Print this list
 run: ## Run everything in one process: NATS, the edge on 127.0.0.1:8080/mcp, the glossary (ARGS=...)
 	go run ./services/millrace up $(ARGS)
 
+.PHONY: dev-cluster
+dev-cluster: ## Run a cluster of processes on this machine, behind a proxy on 127.0.0.1:8080/mcp (ARGS=...)
+	go run ./services/millrace dev-cluster $(ARGS)
+
+.PHONY: demo-edge-kill
+demo-edge-kill: ## Kill an edge under 100 running calls and count what is lost (ARGS='-calls 10 -duration 3s')
+	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; \
+	go build -o "$$bin/millrace" ./services/millrace; \
+	go run ./services/internal/demos/edgekill -millrace "$$bin/millrace" $(ARGS)
+
 .PHONY: test
 test: clients ## Run all tests with the race detector
 	@$(call each-module,go test -race -timeout $(TEST_TIMEOUT) ./...)
 
 .PHONY: check
-check: check-generated check-proto check-go check-modules ## Everything that must hold before a commit, besides the tests
+check: check-generated check-proto check-go check-modules check-deploy check-image ## Everything that must hold before a commit, besides the tests
 
 .PHONY: generate
 generate: $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) ## Generate the Go code of proto/
@@ -81,6 +106,14 @@ generate: $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) ## Generate the Go code 
 
 .PHONY: tools
 tools: $(GO_TOOLS) ## Build the pinned tools into the cache
+
+.PHONY: image
+image: ## Make the container image as an OCI layout in out/image, without a daemon (VERSION, IMAGE_ARCH); needs umoci
+	deploy/image/build out/image "$(VERSION)" "$(REVISION)" "$(IMAGE_ARCH)"
+
+.PHONY: kubernetes
+kubernetes: $(HELM) ## Render deploy/kubernetes from the Helm chart
+	deploy/kubernetes/render "$(HELM)" deploy/kubernetes
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (60s)
@@ -139,3 +172,13 @@ check-go: $(GOLANGCI_LINT) ## gofmt, go vet and golangci-lint have nothing to sa
 check-modules: ## go.mod and go.sum are tidy, and the modules are the ones that were reviewed
 	@$(call each-module,go mod tidy -diff)
 	@$(call each-module,go mod verify)
+
+.PHONY: check-image
+check-image: IMAGE_ARCH := $(shell go env GOARCH)
+check-image: image ## The image is what it should be, runs as nobody and answers; behind nginx too. Needs root, umoci, runc, nginx
+	go run ./services/internal/deploy/imagecheck out/image "$(VERSION)"
+	go run ./services/internal/deploy/proxycheck out/image/root/millrace deploy/ingress/nginx.conf
+
+.PHONY: check-deploy
+check-deploy: $(HELM) $(KUBECTL_VALIDATE) ## The chart renders to valid and safe manifests, and those in deploy/kubernetes are fresh
+	deploy/check "$(HELM)" "$(KUBECTL_VALIDATE)" $(CRD_MODULES)

@@ -10,6 +10,7 @@ package everything
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,8 @@ type Config struct {
 	Grace time.Duration
 	// Exit ends the process, for the tool crash; nil: the tool cannot do that.
 	Exit func()
+	// Development is as in worker.Config.
+	Development bool
 	// Logger takes what only the operator may see. Nil: discarded.
 	Logger *slog.Logger
 }
@@ -44,30 +47,42 @@ type Everything struct {
 
 	// dangers counts the side effects of the tool danger.
 	dangers atomic.Int64
+	// redeemed counts those of the tool redeem.
+	redeemed atomic.Int64
+
+	extras extras
 
 	mu sync.Mutex
-	// What the triggers have added; the next trigger removes it.
-	extraTool, extraPrompt bool
+	// holds are the calls of the tool hold, by the name they were given; kept
+	// for ever, since only tests make them.
+	holds map[string]*holding
+	// visits are those of the tool test_url_elicitation_required, by name; kept
+	// as holds are.
+	visits map[string]*visit
 }
 
 // New returns the worker.
 func New(cfg Config) *Everything {
-	e := &Everything{exit: cfg.Exit, worker: worker.New(worker.Config{
+	e := &Everything{exit: cfg.Exit, holds: map[string]*holding{}, visits: map[string]*visit{}, worker: worker.New(worker.Config{
 		Pool:    Pool,
 		Version: cmp.Or(cfg.Version, "0.0.0"),
 		Title:   "Everything",
 		Instructions: "This worker is for trying out clients: each of its tools, resources and prompts " +
 			"shows one feature of the protocol.",
-		Slots:  cfg.Slots,
-		Grace:  cfg.Grace,
-		Logger: cfg.Logger,
+		Slots:       cfg.Slots,
+		Grace:       cfg.Grace,
+		Development: cfg.Development,
+		Logger:      cfg.Logger,
 	})}
 	e.addContentTools()
 	e.addReportingTools()
 	e.addInputTools()
 	e.addRoundTools()
-	e.addListTools()
+	e.addTriggers()
 	e.addTestTools()
+	e.addWorkTools()
+	e.addHoldTools()
+	e.addPageTools()
 	e.addResources()
 	e.addPrompts()
 	return e
@@ -78,7 +93,14 @@ func (e *Everything) Ready() <-chan struct{} { return e.worker.Ready() }
 
 // Run serves the worker on conn until ctx is done, as worker.Run does. It can
 // be run once.
-func (e *Everything) Run(ctx context.Context, conn *bus.Conn) error { return e.worker.Run(ctx, conn) }
+func (e *Everything) Run(ctx context.Context, conn *bus.Conn) error {
+	stop, err := e.extras.share(conn)
+	if err != nil {
+		return fmt.Errorf("everything: %w", err)
+	}
+	defer stop()
+	return e.worker.Run(ctx, conn)
+}
 
 // none are the arguments of a tool that takes none.
 type none struct{}

@@ -92,6 +92,9 @@ func TestTools(t *testing.T) {
 		},
 		{tool: "log_all", text: "Sent one message at each level."},
 		{tool: "test_trigger_resource_update", content: "Announced"},
+		{tool: "test_trigger_resource_change", content: "Added"},
+		{tool: "test_trigger_resource_change", content: "Removed"},
+		{tool: "held", args: `{"name":"nobody"}`, text: `{"started":false,"ended":false,"cancelled":false}`},
 		{tool: "danger", text: `{"count":1}`},
 		{tool: "danger", args: `{"ms":1}`, text: `{"count":2}`},
 		{tool: "danger_count", text: `{"count":2}`},
@@ -107,6 +110,28 @@ func TestTools(t *testing.T) {
 		if !slices.Equal(asked, c.asked) {
 			t.Errorf("%s: asked %q, want %q", c.tool, asked, c.asked)
 		}
+	}
+}
+
+// What a cancellation does to hold is seen in services/internal/e2e.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	e := New(Config{})
+	ended := make(chan *workertest.Outcome, 1) // one outcome
+	go func() { ended <- workertest.Call(t, e.worker, "hold", map[string]string{"name": "one"}) }()
+	<-e.holding("one").started
+	held := func() string { return workertest.Call(t, e.worker, "held", map[string]string{"name": "one"}).Text() }
+	if got, want := held(), `{"started":true,"ended":false,"cancelled":false}`; got != want {
+		t.Errorf("while it runs: %s, want %s", got, want)
+	}
+	if out := <-ended; out.Text() != "Let go." {
+		t.Errorf("hold: %v, %v", out.Error, out.Result)
+	}
+	if got, want := held(), `{"started":true,"ended":true,"cancelled":false}`; got != want {
+		t.Errorf("when it has ended: %s, want %s", got, want)
+	}
+	if out := workertest.Call(t, e.worker, "hold", map[string]string{"name": "one"}); out.Error.GetKind() != millracev1.Error_KIND_INVALID_ARGUMENTS {
+		t.Errorf("the same name again: %v, %v", out.Error, out.Result)
 	}
 }
 

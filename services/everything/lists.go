@@ -9,44 +9,6 @@ import (
 	"github.com/millrace/millrace/worker"
 )
 
-// addListTools adds the tools that change what the worker offers.
-func (e *Everything) addListTools() {
-	worker.AddTool(e.worker, worker.Tool{
-		Name: "test_trigger_tool_change", Description: "Adds a tool, or removes it again.",
-	}, func(context.Context, *worker.Call, none) (string, error) {
-		const name = "test_dynamic_tool"
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.extraTool = !e.extraTool
-		if !e.extraTool {
-			e.worker.RemoveTool(name)
-			return "Removed " + name + ".", nil
-		}
-		worker.AddTool(e.worker, worker.Tool{Name: name, Description: "Is here for a while."}, showing(worker.Text("Still here.")))
-		return "Added " + name + ".", nil
-	})
-	worker.AddTool(e.worker, worker.Tool{
-		Name: "test_trigger_prompt_change", Description: "Adds a prompt, or removes it again.",
-	}, func(context.Context, *worker.Call, none) (string, error) {
-		const name = "test_dynamic_prompt"
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.extraPrompt = !e.extraPrompt
-		if !e.extraPrompt {
-			e.worker.RemovePrompt(name)
-			return "Removed " + name + ".", nil
-		}
-		e.worker.AddPrompt(worker.Prompt{Name: name, Description: "Is here for a while."}, saying("Still here."))
-		return "Added " + name + ".", nil
-	})
-	worker.AddTool(e.worker, worker.Tool{
-		Name: "test_trigger_resource_update", Description: "Tells subscribers that test://watched-resource has changed.",
-	}, func(context.Context, *worker.Call, none) (string, error) {
-		e.worker.ResourceUpdated(watchedURI)
-		return "Announced an update of " + watchedURI + ".", nil
-	})
-}
-
 const (
 	watchedURI  = "test://watched-resource"
 	templateURI = "test://template/{id}/data"

@@ -53,7 +53,8 @@ func (e *Everything) addReportingTools() {
 	})
 	worker.AddTool(e.worker, worker.Tool{
 		Name: "test_reconnection", Description: "Takes a little longer than one connection may last.", Annotations: readOnly(),
-	}, func(ctx context.Context, _ *worker.Call, _ none) (string, error) {
+	}, func(ctx context.Context, call *worker.Call, _ none) (string, error) {
+		call.CloseStream(step)
 		if err := pause(ctx, 2*step); err != nil {
 			return "", err
 		}

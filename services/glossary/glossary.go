@@ -49,6 +49,8 @@ type Config struct {
 	// waiting for the notifications of the file system, which network mounts
 	// often lack.
 	PollOnly bool
+	// Development is as in worker.Config.
+	Development bool
 	// Logger takes problems of the files. Nil: discarded.
 	Logger *slog.Logger
 }
@@ -93,6 +95,7 @@ func New(cfg Config) (*Glossary, error) {
 			Instructions: instructions,
 			Slots:        cfg.Slots,
 			Grace:        cfg.Grace,
+			Development:  cfg.Development,
 			Logger:       logger,
 		}),
 	}

@@ -31,11 +31,13 @@ type commands struct {
 
 	Up         upCmd         `cmd:"" help:"Run everything in one process: NATS, an edge and workers."`
 	Edge       edgeCmd       `cmd:"" help:"Run an edge."`
+	NATS       natsCmd       `cmd:"" name:"nats" help:"Run a NATS node with JetStream."`
 	Glossary   glossaryCmd   `cmd:"" help:"Run a worker of the glossary pool."`
 	Everything everythingCmd `cmd:"" help:"Run a worker of the everything pool: one tool for each thing the protocol can do."`
 	Stdio      stdioCmd      `cmd:"" help:"Serve one client over stdin and stdout."`
 	Ls         lsCmd         `cmd:"" help:"List what is there: tools and resources, and with --nats pools and instances."`
 	Call       callCmd       `cmd:"" help:"Call a tool."`
+	DevCluster devClusterCmd `cmd:"" help:"Run a cluster of processes on this machine, behind a round-robin proxy."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`
 }
 
@@ -44,6 +46,7 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
+	level          slog.Level // of log, for processes that this one starts
 }
 
 // exitError is an error with an exit code of its own.
@@ -88,7 +91,7 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		_, _ = fmt.Fprintln(stderr, "millrace:", err) // as above
 		return exitUsage
 	}
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, log: newLogger(stderr, c.LogLevel, c.LogFormat)}
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, log: newLogger(stderr, c.LogLevel, c.LogFormat), level: c.LogLevel}
 	parsed.BindTo(ctx, (*context.Context)(nil))
 	err = parsed.Run(a)
 	if err == nil {

@@ -6,18 +6,20 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/millrace/millrace/edge"
 	"github.com/millrace/millrace/edge/auth"
+	"github.com/millrace/millrace/edge/jetstream"
 	"github.com/millrace/millrace/edge/mcp"
-	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/proto/bus"
 	"github.com/millrace/millrace/proto/localnats"
+	"github.com/millrace/millrace/services/devcluster"
 	"github.com/millrace/millrace/services/everything"
 	"github.com/millrace/millrace/services/glossary"
 )
@@ -38,6 +40,8 @@ type roles struct {
 	// conn is how the roles of this process reach NATS; its Name is set for
 	// each role.
 	conn bus.ConnConfig
+	// store is what the edges share; nil: nothing.
+	store *storage
 }
 
 // connect opens a role's own connection to NATS.
@@ -51,15 +55,29 @@ func (r *roles) connect(ctx context.Context, name string) (*bus.Conn, error) {
 
 // natsFlags say which NATS a role uses.
 type natsFlags struct {
-	NATS string `required:"" name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS server, several separated by commas."`
+	NATS string `required:"" name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS server, several separated by commas; user and password may be in it."`
+	natsAccess
 }
 
-func (f *natsFlags) conn() bus.ConnConfig { return bus.ConnConfig{URL: f.NATS} }
+func (f *natsFlags) conn() bus.ConnConfig { return f.access(f.NATS) }
+
+// natsAccess says as whom to connect to NATS, and whom to trust.
+type natsAccess struct {
+	NATSCreds string `name:"nats-creds" env:"MILLRACE_NATS_CREDS" type:"existingfile" placeholder:"FILE" help:"Credentials for NATS, as nsc writes them."`
+	NATSCA    string `name:"nats-ca" env:"MILLRACE_NATS_CA" type:"existingfile" placeholder:"FILE" help:"Certificates of the authorities that NATS servers are trusted by, instead of those of the system; the connection must be TLS then."`
+	NATSCert  string `name:"nats-cert" env:"MILLRACE_NATS_CERT" type:"existingfile" placeholder:"FILE" and:"nats-cert" help:"Certificate to show to NATS, with --nats-key."`
+	NATSKey   string `name:"nats-key" env:"MILLRACE_NATS_KEY" type:"existingfile" placeholder:"FILE" and:"nats-cert" help:"Key of that certificate."`
+}
+
+func (f *natsAccess) access(url string) bus.ConnConfig {
+	return bus.ConnConfig{URL: url, CredsFile: f.NATSCreds, CAFile: f.NATSCA, CertFile: f.NATSCert, KeyFile: f.NATSKey}
+}
 
 // nats starts a NATS server inside this process, for the roles that are built
 // after it. Its actor is to be added last.
-func (r *roles) nats(listen string) (actor, error) {
-	server, err := localnats.Start(localnats.Config{Listen: listen, Logger: r.app.log})
+func (r *roles) nats(cfg localnats.Config) (actor, error) {
+	cfg.Logger = r.app.log
+	server, err := localnats.Start(cfg)
 	if err != nil {
 		return actor{}, fmt.Errorf("embedded NATS: %w", err)
 	}
@@ -77,7 +95,7 @@ type edgeFlags struct {
 	AllowedOrigins []string      `env:"MILLRACE_ALLOWED_ORIGINS" placeholder:"ORIGIN" help:"Web origins that may call besides those on localhost; * allows all."`
 	MaxBody        int           `default:"16777216" env:"MILLRACE_MAX_BODY" help:"Largest message in bytes."`
 	CallTimeout    time.Duration `default:"60s" env:"MILLRACE_CALL_TIMEOUT" help:"How long a call may go without a result or progress."`
-	SessionKeyFile string        `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with the key that all edges sign sessions with, at least 16 bytes. Without it each edge makes its own."`
+	SessionKeyFile []string      `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with a key for sessions, at least 16 bytes; repeat for several: the first one signs, all are accepted. Without it the edges share one that they keep in JetStream."`
 	Tokens         string        `env:"MILLRACE_TOKENS" type:"existingfile" help:"File of the bearer tokens that are let in, read again when it changes; see docs/authentication.md. Without it everybody is."`
 	RequireScope   []string      `env:"MILLRACE_REQUIRE_SCOPE" placeholder:"SCOPE" help:"Scope that every token must have; repeat for several."`
 }
@@ -95,13 +113,11 @@ func (f *edgeFlags) config(a *app) (edge.Config, []actor, error) {
 		RequiredScopes: f.RequireScope,
 	}
 	cfg.Limits.MaxBytes = f.MaxBody
-	if f.SessionKeyFile != "" {
-		secret, err := os.ReadFile(f.SessionKeyFile)
-		if err != nil {
-			return cfg, nil, fmt.Errorf("session key: %w", err)
-		}
-		cfg.Keys = []seal.Key{{ID: 1, Secret: secret}}
+	keys, err := readKeys(f.SessionKeyFile)
+	if err != nil {
+		return cfg, nil, err
 	}
+	cfg.Keys = keys
 	if f.Tokens == "" {
 		return cfg, nil, nil
 	}
@@ -119,6 +135,13 @@ func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, e
 	if err != nil {
 		return nil, actor{}, fmt.Errorf("edge: %w", err)
 	}
+	var store *jetstream.Store
+	if r.store != nil {
+		if store, err = r.store.open(ctx, conn, &cfg, r.app.log); err != nil {
+			conn.Close()
+			return nil, actor{}, fmt.Errorf("edge: %w", err)
+		}
+	}
 	e, err := edge.New(conn, cfg)
 	if err != nil {
 		conn.Close()
@@ -126,7 +149,7 @@ func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, e
 	}
 	return e, actor{"edge", func(ctx context.Context) error {
 		defer conn.Close()
-		return e.Run(ctx)
+		return runEdge(ctx, e, store)
 	}}, nil
 }
 
@@ -157,7 +180,7 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
 			return errors.Join(err, server.Close(), <-failed)
 		}
 		if ctx.Err() == nil {
-			r.app.log.Info("serving MCP", "url", "http://"+ln.Addr().String()+"/mcp")
+			r.app.log.Info(devcluster.MessageEdge, "url", "http://"+ln.Addr().String()+"/mcp")
 		}
 		select {
 		case err := <-failed:
@@ -180,32 +203,34 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
 // workerFlags configure the workers of a process.
 type workerFlags struct {
 	Dir string `type:"existingdir" env:"MILLRACE_GLOSSARY_DIR" help:"Folder of the glossary's Markdown files; without it the built-in terms are served."`
+	// development is a flag of its own in each command: its default differs.
+	development bool
 }
 
 // workers are the workers this binary has, by the name of their pool.
 //
 //nolint:gochecknoglobals // a table
 var workers = map[string]func(*app, *workerFlags) (workerRole, error){
-	"everything": func(a *app, _ *workerFlags) (workerRole, error) {
-		return everything.New(everything.Config{Version: version(), Logger: a.log}), nil
+	"everything": func(a *app, f *workerFlags) (workerRole, error) {
+		return everything.New(everything.Config{Version: version(), Development: f.development, Logger: a.log}), nil
 	},
 	"glossary": func(a *app, f *workerFlags) (workerRole, error) {
-		return glossary.New(glossary.Config{Dir: f.Dir, Version: version(), Logger: a.log})
+		return glossary.New(glossary.Config{Dir: f.Dir, Version: version(), Development: f.development, Logger: a.log})
 	},
 }
 
 // workerRole is a worker as the binary runs it.
 type workerRole interface {
 	Run(ctx context.Context, conn *bus.Conn) error
+	Ready() <-chan struct{}
 }
 
 // worker builds a worker by the name of its pool.
 func (r *roles) worker(ctx context.Context, name string, flags *workerFlags) (actor, error) {
-	build, ok := workers[name]
-	if !ok {
-		return actor{}, &exitError{exitUsage, fmt.Errorf("there is no worker %q: this binary has %s", name, strings.Join(workerNames(), ", "))}
+	if err := knownWorkers([]string{name}); err != nil {
+		return actor{}, err
 	}
-	w, err := build(r.app, flags)
+	w, err := workers[name](r.app, flags)
 	if err != nil {
 		return actor{}, fmt.Errorf("%s: %w", name, err)
 	}
@@ -215,14 +240,34 @@ func (r *roles) worker(ctx context.Context, name string, flags *workerFlags) (ac
 	}
 	return actor{name, func(ctx context.Context) error {
 		defer conn.Close()
-		return w.Run(ctx, conn)
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error {
+			select {
+			case <-w.Ready():
+				r.app.log.Info(devcluster.MessageWorker, "pool", name)
+			case <-ctx.Done():
+			}
+			return nil
+		})
+		g.Go(func() error { return w.Run(ctx, conn) })
+		return g.Wait()
 	}}, nil
+}
+
+// knownWorkers fails for the first name that is none of a worker.
+func knownWorkers(names []string) error {
+	for _, name := range names {
+		if workers[name] == nil {
+			return &exitError{exitUsage, fmt.Errorf("there is no worker %q: this binary has %s", name, strings.Join(workerNames(), ", "))}
+		}
+	}
+	return nil
 }
 
 // embedded builds the roles of a whole server in one process: NATS, an edge
 // and workers. The actors are in drain order and start with the edge's.
-func (r *roles) embedded(ctx context.Context, natsListen string, cfg edge.Config, names []string, flags *workerFlags) (*edge.Edge, []actor, error) {
-	nats, err := r.nats(natsListen)
+func (r *roles) embedded(ctx context.Context, server localnats.Config, cfg edge.Config, names []string, flags *workerFlags) (*edge.Edge, []actor, error) {
+	nats, err := r.nats(server)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -250,8 +295,17 @@ func workerNames() []string {
 	return names
 }
 
-// version is what the module proxy or the build says this binary is.
+// release is the version of a released binary; its build sets it.
+//
+//nolint:gochecknoglobals // the linker writes to variables only
+var release string
+
+// version is what the release, the module proxy or the build says this binary
+// is.
 func version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
 		return "0.1.0-dev"

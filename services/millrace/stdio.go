@@ -11,15 +11,17 @@ import (
 
 	"github.com/millrace/millrace/edge"
 	"github.com/millrace/millrace/edge/mcp"
-	"github.com/millrace/millrace/proto/bus"
+	"github.com/millrace/millrace/proto/localnats"
 )
 
 // stdioCmd serves one client, as desktop applications start servers.
 type stdioCmd struct {
 	workerFlags
-	NATS   string        `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to serve; without it the workers run in this process."`
-	Worker []string      `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run when there is no --nats; repeat for several."`
-	Grace  time.Duration `default:"10s" help:"How long running calls may go on when the client has closed its end."`
+	natsAccess
+	NATS        string        `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to serve; without it the workers run in this process."`
+	Worker      []string      `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run when there is no --nats; repeat for several."`
+	Development bool          `default:"true" negatable:"" env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool; for workers of this process."`
+	Grace       time.Duration `default:"10s" help:"How long running calls may go on when the client has closed its end."`
 }
 
 // Run serves until the client closes its end or a signal comes.
@@ -33,6 +35,7 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 		Grace:  c.Grace,
 		Logger: a.log,
 	}
+	c.development = c.Development
 	r := &roles{app: a}
 	var (
 		e      *edge.Edge
@@ -42,9 +45,9 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 	)
 	if c.NATS == "" {
 		pools = c.Worker
-		e, actors, err = r.embedded(ctx, "", cfg, c.Worker, &c.workerFlags)
+		e, actors, err = r.embedded(ctx, localnats.Config{}, cfg, c.Worker, &c.workerFlags)
 	} else {
-		r.conn = bus.ConnConfig{URL: c.NATS}
+		r.conn = c.access(c.NATS)
 		actors = make([]actor, 1)
 		e, actors[0], err = r.edge(ctx, cfg)
 	}

@@ -6,14 +6,17 @@ import (
 	"net"
 
 	"github.com/millrace/millrace/proto/bus"
+	"github.com/millrace/millrace/proto/localnats"
 )
 
 // upCmd runs everything in one process.
 type upCmd struct {
 	edgeFlags
 	workerFlags
-	Worker     []string `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run; repeat for several."`
-	NATSListen string   `name:"nats-listen" env:"MILLRACE_NATS_LISTEN" placeholder:"ADDR" help:"Address on which workers and edges of other processes can join; without it NATS has no port."`
+	Worker      []string `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run; repeat for several."`
+	Development bool     `default:"true" negatable:"" env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool."`
+	NATSListen  string   `name:"nats-listen" env:"MILLRACE_NATS_LISTEN" placeholder:"ADDR" help:"Address on which workers and edges of other processes can join; without it NATS has no port."`
+	Data        string   `env:"MILLRACE_DATA" placeholder:"DIR" help:"Folder where sessions and the key that signs them are kept; without it they end with the process."`
 }
 
 // Run runs the roles until one ends or a signal comes.
@@ -27,8 +30,10 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer ln.Close() //nolint:errcheck // the server has closed it already
-	r := &roles{app: a}
-	e, actors, err := r.embedded(ctx, c.NATSListen, cfg, c.Worker, &c.workerFlags)
+	c.development = c.Development
+	r := &roles{app: a, store: &storage{memory: c.Data == ""}}
+	server := localnats.Config{Listen: c.NATSListen, DataDir: c.Data, JetStream: true}
+	e, actors, err := r.embedded(ctx, server, cfg, c.Worker, &c.workerFlags)
 	if err != nil {
 		return err
 	}
@@ -53,6 +58,7 @@ func listen(addr string) (net.Listener, error) {
 type edgeCmd struct {
 	natsFlags
 	edgeFlags
+	WaitFor []string `placeholder:"POOL" help:"Pool that must be there before the edge says that it serves; repeat for several."`
 }
 
 // Run runs the edge until a signal comes.
@@ -66,13 +72,13 @@ func (c *edgeCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer ln.Close() //nolint:errcheck // the server has closed it already
-	r := &roles{app: a, conn: c.conn()}
+	r := &roles{app: a, conn: c.conn(), store: &storage{}}
 	e, edgeActor, err := r.edge(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	p := newProcess(ctx, a.log)
-	p.add(r.http(ln, e, nil), edgeActor)
+	p.add(r.http(ln, e, c.WaitFor), edgeActor)
 	p.add(more...)
 	return p.run()
 }
@@ -81,10 +87,12 @@ func (c *edgeCmd) Run(ctx context.Context, a *app) error {
 type glossaryCmd struct {
 	natsFlags
 	workerFlags
+	Development bool `env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool."`
 }
 
 // Run runs the worker until a signal comes.
 func (c *glossaryCmd) Run(ctx context.Context, a *app) error {
+	c.development = c.Development
 	return runWorker(ctx, a, c.conn(), "glossary", &c.workerFlags)
 }
 
@@ -103,11 +111,12 @@ func runWorker(ctx context.Context, a *app, conn bus.ConnConfig, name string, fl
 // everythingCmd runs one worker of the everything pool.
 type everythingCmd struct {
 	natsFlags
+	Development bool `env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool."`
 }
 
 // Run runs the worker until a signal comes.
 func (c *everythingCmd) Run(ctx context.Context, a *app) error {
-	return runWorker(ctx, a, c.conn(), "everything", &workerFlags{})
+	return runWorker(ctx, a, c.conn(), "everything", &workerFlags{development: c.Development})
 }
 
 // versionCmd prints the version.

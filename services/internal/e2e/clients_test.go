@@ -25,6 +25,8 @@ type clientCase struct {
 	command func(p *programs) []string
 	// speaks is the revision it must agree on.
 	speaks string
+	// library and mode are what the table in docs/clients.md calls it.
+	library, mode string
 	// keepsCallOnHTTP: the library does not tell a server over HTTP that its
 	// user has given up a call.
 	keepsCallOnHTTP bool
@@ -45,16 +47,16 @@ func clientCases() []clientCase {
 		return func(p *programs) []string { return []string{p.mcpGo, "--mode", mode} }
 	}
 	return []clientCase{
-		{name: "npm-sdk", command: node("sdk.mjs", ""), speaks: newestLegacy},
-		{name: "npm-client-pinned", command: node("client.mjs", "pin:"+newest), speaks: newest},
-		{name: "npm-client-auto", command: node("client.mjs", "auto"), speaks: newest},
-		{name: "npm-client-legacy", command: node("client.mjs", "legacy"), speaks: newestLegacy},
-		{name: "go-sdk", command: goSDK(""), speaks: newest},
-		{name: "go-sdk-legacy", command: goSDK(newestLegacy), speaks: newestLegacy},
-		{name: "go-sdk-old", command: goSDK(legacyWithoutHeader), speaks: legacyWithoutHeader},
-		{name: "mcp-go", command: mcpGo(""), speaks: newest},
-		{name: "mcp-go-legacy", command: mcpGo(newestLegacy), speaks: newestLegacy, keepsCallOnHTTP: true},
-		{name: "mcp-go-old", command: mcpGo(legacyWithoutHeader), speaks: legacyWithoutHeader, keepsCallOnHTTP: true},
+		{name: "npm-sdk", library: "@modelcontextprotocol/sdk 1.32.2", mode: "default", command: node("sdk.mjs", ""), speaks: newestLegacy},
+		{name: "npm-client-pinned", library: "@modelcontextprotocol/client 2.4.0", mode: "pinned", command: node("client.mjs", "pin:"+newest), speaks: newest},
+		{name: "npm-client-auto", library: "@modelcontextprotocol/client 2.4.0", mode: "auto", command: node("client.mjs", "auto"), speaks: newest},
+		{name: "npm-client-legacy", library: "@modelcontextprotocol/client 2.4.0", mode: "legacy", command: node("client.mjs", "legacy"), speaks: newestLegacy},
+		{name: "go-sdk", library: "modelcontextprotocol/go-sdk 1.8.0", mode: "default", command: goSDK(""), speaks: newest},
+		{name: "go-sdk-legacy", library: "modelcontextprotocol/go-sdk 1.8.0", mode: "2025-11-25", command: goSDK(newestLegacy), speaks: newestLegacy},
+		{name: "go-sdk-old", library: "modelcontextprotocol/go-sdk 1.8.0", mode: "2025-03-26", command: goSDK(legacyWithoutHeader), speaks: legacyWithoutHeader},
+		{name: "mcp-go", library: "mark3labs/mcp-go 1.2.1", mode: "default", command: mcpGo(""), speaks: newest},
+		{name: "mcp-go-legacy", library: "mark3labs/mcp-go 1.2.1", mode: "2025-11-25", command: mcpGo(newestLegacy), speaks: newestLegacy, keepsCallOnHTTP: true},
+		{name: "mcp-go-old", library: "mark3labs/mcp-go 1.2.1", mode: "2025-03-26", command: mcpGo(legacyWithoutHeader), speaks: legacyWithoutHeader, keepsCallOnHTTP: true},
 	}
 }
 
@@ -86,7 +88,8 @@ type clientReport struct {
 			Values []string `json:"values"`
 		} `json:"completion"`
 	} `json:"completion"`
-	Errors []clientError `json:"errors"`
+	Features clientFeatures `json:"features"`
+	Errors   []clientError  `json:"errors"`
 }
 
 type clientCall struct {

@@ -213,4 +213,15 @@ func TestReadiness(t *testing.T) {
 	if status, _ := get("/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz without NATS: %d; restarting the edge would not help", status)
 	}
+	// B55: probes may ask with HEAD, and get no body.
+	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusServiceUnavailable} {
+		resp, err := (&http.Client{Timeout: patience}).Head(base + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("HEAD %s without NATS: %d, want %d", path, resp.StatusCode, want)
+		}
+	}
 }

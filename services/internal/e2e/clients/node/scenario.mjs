@@ -3,7 +3,7 @@
 // which the tests judge: nothing is judged here.
 
 // The command line of every client program:
-//   [--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)
+//   [--mode MODE] [--scenario glossary|cancel|everything|features] (http URL | sse URL | stdio COMMAND ARGS...)
 export function commandLine(argv) {
   const options = { mode: '', scenario: 'glossary' };
   const rest = [...argv];
@@ -13,8 +13,8 @@ export function commandLine(argv) {
     options[name] = rest.shift();
   }
   const [transport, ...target] = rest;
-  if ((transport !== 'http' && transport !== 'stdio') || target.length === 0) {
-    throw new Error('usage: [--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)');
+  if (!['http', 'sse', 'stdio'].includes(transport) || target.length === 0) {
+    throw new Error('usage: [--mode MODE] [--scenario glossary|cancel|everything|features] (http URL | sse URL | stdio COMMAND ARGS...)');
   }
   return { ...options, transport, target };
 }
@@ -46,16 +46,76 @@ export const answers = {
   'roots/list': () => ({ roots: [{ uri: 'file:///a', name: 'a' }, { uri: 'file:///b', name: 'b' }] }),
 };
 
-// What the scenario everything calls besides count: tools that ask.
+// What the scenario everything calls besides count: tools that ask, the first
+// three for a form, for a model and for the roots.
 const asking = [
   { name: 'test_elicitation', arguments: { message: 'Who are you?' } },
   { name: 'test_sampling', arguments: { prompt: 'a question' } },
+  { name: 'test_input_required_result_list_roots', arguments: {} },
   { name: 'test_input_required_result_elicitation', arguments: {} },
   { name: 'test_input_required_result_sampling', arguments: {} },
-  { name: 'test_input_required_result_list_roots', arguments: {} },
   { name: 'test_input_required_result_multi_round', arguments: {} },
   { name: 'test_input_required_result_multiple_inputs', arguments: {} },
 ];
+
+// A notification that a library has handed to its user: its name without
+// "notifications/", and the level of a log message or the URI of a resource.
+export const notified = [];
+export const told = ['message', 'resources/updated', 'tools/list_changed', 'prompts/list_changed', 'resources/list_changed'];
+export function notify({ method, params }) {
+  notified.push({ method: method.replace('notifications/', ''), subject: params?.level ?? params?.uri ?? '' });
+}
+
+// settle waits until the condition holds, but not for long.
+async function settle(condition) {
+  for (let i = 0; i < 100 && !condition(); i++) await new Promise((resolve) => setTimeout(resolve, 10));
+  return condition();
+}
+
+// features goes through what a server tells or asks by itself. What a library
+// refuses does not end the scenario.
+async function features(name, steps, call) {
+  const report = { logged: [], told: [], refused: {} };
+  const attempt = async (step, doIt) => {
+    try {
+      return await doIt();
+    } catch (err) {
+      report.refused[step] = errorOf(err).message;
+      return undefined;
+    }
+  };
+  const held = `${name} ${Date.now()} ${process.pid}`;
+  await call({ name: 'hold', arguments: { name: held } }, { progress: true, cancelAfter: 1 });
+  await call({ name: 'held', arguments: { name: held, ms: 5000 } });
+  await call({ name: 'count', arguments: { n: 20, delay_ms: 1 } }, { progress: true });
+  for (const params of asking.slice(0, 3)) await call(params);
+  await attempt('level', async () => {
+    const meta = await steps.setLevel('warning');
+    await call({ name: 'log_all', arguments: {}, ...(meta && { _meta: meta }) });
+    await settle(() => notified.filter((n) => n.method === 'message').length >= 5);
+    report.logged = notified.filter((n) => n.method === 'message').map((n) => n.subject);
+  });
+  const uri = 'test://watched-resource';
+  const stop = await attempt('follow', () => steps.follow(uri));
+  if (stop === undefined) return report;
+  for (const [tool, method, subject] of [
+    ['test_trigger_resource_update', 'resources/updated', uri],
+    ['test_trigger_tool_change', 'tools/list_changed', ''],
+    ['test_trigger_prompt_change', 'prompts/list_changed', ''],
+    ['test_trigger_resource_change', 'resources/list_changed', ''],
+  ]) {
+    // Some libraries do not say when they have begun to listen.
+    for (let i = 0; i < 20; i++) {
+      await attempt(tool, () => steps.call({ name: tool, arguments: {} }, {}));
+      if (await settle(() => notified.some((n) => n.method === method && n.subject === subject))) {
+        report.told.push({ method, subject });
+        break;
+      }
+    }
+  }
+  await attempt('stop', stop);
+  return report;
+}
 
 // run connects and goes through a scenario. The steps are:
 //   connect(onMessage)   resolves when the handshake is done; onMessage is
@@ -63,6 +123,9 @@ const asking = [
 //   version()            the negotiated revision
 //   list(kind)           'tools', 'resources' or 'templates': all items
 //   call(params, options)  options: onprogress, signal
+//   setLevel(level)      asks for log messages from a level on
+//   follow(uri)          asks to be told of changes of the lists and of a
+//                        resource; resolves to a function that ends that
 //   read(uri), prompt(params), complete(params), close()
 export async function run(name, options, steps) {
   const report = {
@@ -136,6 +199,9 @@ export async function run(name, options, steps) {
           ref: { type: 'ref/prompt', name: 'test_prompt_with_arguments' }, argument: { name: 'arg1', value: 'par' },
         });
         for (const params of asking) await call(params);
+        break;
+      case 'features':
+        report.features = await features(name, steps, call);
         break;
       default:
         report.tools = (await steps.list('tools')).map((t) => t.name);

@@ -40,6 +40,8 @@ type steps struct {
 	watch   *scenario.Watch
 	session *mcp.ClientSession
 
+	level string // of the log messages that each request asks for, in the newest revision
+
 	mu      sync.Mutex
 	arrived map[string]int // by progress token, where the library reads
 	handled map[string]int // the same, by the handler of its user
@@ -50,17 +52,38 @@ type steps struct {
 func (s *steps) Connect(ctx context.Context) (string, error) {
 	s.arrived, s.handled = map[string]int{}, map[string]int{}
 	var carrier mcp.Transport
-	if s.line.Transport == "http" {
+	switch s.line.Transport {
+	case "http":
 		carrier = &mcp.StreamableClientTransport{
 			Endpoint:   s.line.Target[0],
 			HTTPClient: &http.Client{Transport: tap{http.DefaultTransport, s.read}},
 		}
-	} else {
+	case "sse":
+		carrier = &mcp.SSEClientTransport{
+			Endpoint:   s.line.Target[0],
+			HTTPClient: &http.Client{Transport: tap{http.DefaultTransport, s.read}},
+		}
+	default:
 		cmd := exec.Command(s.line.Target[0], s.line.Target[1:]...) //nolint:gosec,noctx // the test says what to run, and the transport ends it
 		cmd.Stderr = os.Stderr
 		carrier = &mcp.LoggingTransport{Transport: &mcp.CommandTransport{Command: cmd}, Writer: &lines{emit: s.read}}
 	}
 	client := mcp.NewClient(&mcp.Implementation{Name: "e2e-go-sdk", Version: "1.0.0"}, &mcp.ClientOptions{
+		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) {
+			s.watch.Notified("tools/list_changed", "")
+		},
+		PromptListChangedHandler: func(context.Context, *mcp.PromptListChangedRequest) {
+			s.watch.Notified("prompts/list_changed", "")
+		},
+		ResourceListChangedHandler: func(context.Context, *mcp.ResourceListChangedRequest) {
+			s.watch.Notified("resources/list_changed", "")
+		},
+		ResourceUpdatedHandler: func(_ context.Context, req *mcp.ResourceUpdatedNotificationRequest) {
+			s.watch.Notified("resources/updated", req.Params.URI)
+		},
+		LoggingMessageHandler: func(_ context.Context, req *mcp.LoggingMessageRequest) { //nolint:staticcheck // deprecated, and in use
+			s.watch.Notified("message", string(req.Params.Level))
+		},
 		ProgressNotificationHandler: func(_ context.Context, req *mcp.ProgressNotificationClientRequest) {
 			s.count(s.handled, fmt.Sprint(req.Params.ProgressToken))
 		},
@@ -138,6 +161,12 @@ func (s *steps) Call(ctx context.Context, tool string, arguments map[string]any,
 	if token != "" {
 		params.SetProgressToken(token)
 	}
+	if s.level != "" {
+		if params.Meta == nil {
+			params.Meta = mcp.Meta{}
+		}
+		params.Meta[mcp.MetaKeyLogLevel] = s.level //nolint:staticcheck // deprecated, and in use
+	}
 	result, err := s.session.CallTool(ctx, params)
 	if err != nil {
 		return nil, err
@@ -175,6 +204,24 @@ func (s *steps) Complete(ctx context.Context, prompt, argument, value string) (a
 		Ref:      &mcp.CompleteReference{Type: "ref/prompt", Name: prompt},
 		Argument: mcp.CompleteParamsArgument{Name: argument, Value: value},
 	})
+}
+
+// SetLevel implements scenario.Client. The newest revision has a level for each
+// request, which the library leaves to its user.
+func (s *steps) SetLevel(ctx context.Context, level string) error {
+	if s.session.InitializeResult().ProtocolVersion >= scenario.FirstWithoutHandshake {
+		s.level = level
+		return nil
+	}
+	return s.session.SetLoggingLevel(ctx, &mcp.SetLoggingLevelParams{Level: mcp.LoggingLevel(level)}) //nolint:staticcheck // deprecated, and in use
+}
+
+// Follow implements scenario.Client. The library follows the lists by itself,
+// for the handlers that it was given.
+func (s *steps) Follow(ctx context.Context, uri string) (stop func(context.Context) error, err error) {
+	return func(ctx context.Context) error {
+		return s.session.Unsubscribe(ctx, &mcp.UnsubscribeParams{URI: uri})
+	}, s.session.Subscribe(ctx, &mcp.SubscribeParams{URI: uri})
 }
 
 // Close implements scenario.Client.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"strings"
 
 	"github.com/mark3labs/mcp-go/client"
 	"github.com/mark3labs/mcp-go/client/transport"
@@ -39,11 +40,22 @@ type steps struct {
 func (s *steps) Connect(ctx context.Context) (string, error) {
 	var carrier transport.Interface
 	var err error
-	if s.line.Transport == "http" {
-		if carrier, err = transport.NewStreamableHTTP(s.line.Target[0]); err != nil {
+	switch s.line.Transport {
+	case "http":
+		var options []transport.StreamableHTTPCOption
+		if s.line.Mode != "" {
+			// What a server tells by itself comes by the GET stream; the
+			// library takes the option for the wish to speak an older revision.
+			options = append(options, transport.WithContinuousListening()) //nolint:staticcheck // deprecated, and in use
+		}
+		if carrier, err = transport.NewStreamableHTTP(s.line.Target[0], options...); err != nil {
 			return "", fmt.Errorf("transport: %w", err)
 		}
-	} else {
+	case "sse":
+		if carrier, err = transport.NewSSE(s.line.Target[0]); err != nil {
+			return "", fmt.Errorf("transport: %w", err)
+		}
+	default:
 		carrier = transport.NewStdioWithOptions(s.line.Target[0], nil, s.line.Target[1:],
 			transport.WithCommandStderrWriter(os.Stderr))
 	}
@@ -56,8 +68,17 @@ func (s *steps) Connect(ctx context.Context) (string, error) {
 	s.client = client.NewClient(carrier, options...)
 	// The library calls this before it reads the next message.
 	s.client.OnNotification(func(n mcp.JSONRPCNotification) {
-		if n.Method == "notifications/progress" {
-			s.watch.Progress(fmt.Sprint(n.Params.AdditionalFields["progressToken"]), n.Params.AdditionalFields)
+		fields := n.Params.AdditionalFields
+		method, _ := strings.CutPrefix(n.Method, "notifications/")
+		switch method {
+		case "progress":
+			s.watch.Progress(fmt.Sprint(fields["progressToken"]), fields)
+		case "message":
+			s.watch.Notified(method, fmt.Sprint(fields["level"]))
+		case "resources/updated":
+			s.watch.Notified(method, fmt.Sprint(fields["uri"]))
+		default:
+			s.watch.Notified(method, "")
 		}
 	})
 	if err := s.client.Start(ctx); err != nil {
@@ -128,6 +149,32 @@ func (s *steps) Complete(ctx context.Context, prompt, argument, value string) (a
 	request.Params.Ref = mcp.PromptReference{Type: "ref/prompt", Name: prompt}
 	request.Params.Argument = mcp.CompleteArgument{Name: argument, Value: value}
 	return s.client.Complete(ctx, request)
+}
+
+// SetLevel implements scenario.Client.
+func (s *steps) SetLevel(ctx context.Context, level string) error {
+	var request mcp.SetLevelRequest
+	request.Params.Level = mcp.LoggingLevel(level)
+	return s.client.SetLevel(ctx, request) //nolint:staticcheck // as above
+}
+
+// Follow implements scenario.Client. Up to 2025-11-25 the library follows the
+// lists by itself.
+func (s *steps) Follow(ctx context.Context, uri string) (stop func(context.Context) error, err error) {
+	if s.client.ProtocolVersion() >= scenario.FirstWithoutHandshake {
+		end, err := s.client.ListenAsync(ctx, mcp.SubscriptionFilter{
+			ToolsListChanged: true, PromptsListChanged: true, ResourcesListChanged: true,
+			ResourceSubscriptions: []string{uri},
+		}, func(err error) { s.watch.Notified("listen", err.Error()) })
+		return func(context.Context) error { end(); return nil }, err
+	}
+	var request mcp.SubscribeRequest
+	request.Params.URI = uri
+	return func(ctx context.Context) error {
+		var request mcp.UnsubscribeRequest
+		request.Params.URI = uri
+		return s.client.Unsubscribe(ctx, request) //nolint:staticcheck // as above
+	}, s.client.Subscribe(ctx, request) //nolint:staticcheck // as above
 }
 
 // Close implements scenario.Client.

@@ -16,7 +16,7 @@ import (
 
 // CommandLine is the command line of every client program:
 //
-//	[--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)
+//	[--mode MODE] [--scenario glossary|cancel|everything|features] (http URL | sse URL | stdio COMMAND ARGS...)
 type CommandLine struct {
 	Mode, Scenario string
 	Transport      string
@@ -37,8 +37,8 @@ func Parse(args []string) (CommandLine, error) {
 		}
 		args = args[2:]
 	}
-	if len(args) < 2 || args[0] != "http" && args[0] != "stdio" {
-		return c, errors.New("usage: [--mode MODE] [--scenario glossary|cancel|everything] (http URL | stdio COMMAND ARGS...)")
+	if len(args) < 2 || args[0] != "http" && args[0] != "sse" && args[0] != "stdio" {
+		return c, errors.New("usage: [--mode MODE] [--scenario glossary|cancel|everything|features] (http URL | sse URL | stdio COMMAND ARGS...)")
 	}
 	c.Transport, c.Target = args[0], args[1:]
 	return c, nil
@@ -74,6 +74,7 @@ type Report struct {
 	Read            json.RawMessage `json:"read"`
 	Prompt          json.RawMessage `json:"prompt"`
 	Completion      json.RawMessage `json:"completion"`
+	Features        *Features       `json:"features,omitempty"`
 	Errors          []Failure       `json:"errors"`
 }
 
@@ -87,6 +88,11 @@ type Client interface {
 	Prompt(ctx context.Context, name string, arguments map[string]string) (any, error)
 	// Complete completes an argument of a prompt.
 	Complete(ctx context.Context, prompt, argument, value string) (any, error)
+	// SetLevel asks for log messages from a level on, as the revision does it.
+	SetLevel(ctx context.Context, level string) error
+	// Follow asks to be told of changes of the lists and of a resource, as the
+	// revision does it. It may return before that has begun; stop ends it.
+	Follow(ctx context.Context, uri string) (stop func(ctx context.Context) error, err error)
 	Close() error
 	Failure(err error) Failure
 }
@@ -98,6 +104,7 @@ type Watch struct {
 	mu       sync.Mutex
 	arrived  []arrival
 	onChange func()
+	notices  []Notice
 }
 
 type arrival struct {
@@ -116,6 +123,19 @@ func (w *Watch) Progress(token string, params any) {
 
 // Answer records that an answer arrived.
 func (w *Watch) Answer() { w.add(arrival{}) }
+
+// Notified records what the user of the library is told besides progress.
+func (w *Watch) Notified(method, subject string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notices = append(w.notices, Notice{method, subject})
+}
+
+func (w *Watch) noticed() []Notice {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]Notice{}, w.notices...)
+}
 
 func (w *Watch) add(a arrival) {
 	w.mu.Lock()
@@ -186,6 +206,9 @@ func (r *Report) run(ctx context.Context, line CommandLine, c Client, w *Watch) 
 		return nil
 	case "everything":
 		return r.everything(ctx, c, w)
+	case "features":
+		r.features(ctx, c, w)
+		return nil
 	default:
 		return r.glossary(ctx, c, w)
 	}
@@ -268,25 +291,33 @@ func (r *Report) everything(ctx context.Context, c Client, w *Watch) (err error)
 	if err := keep(&r.Completion, completion, err); err != nil {
 		return fmt.Errorf("complete: %w", err)
 	}
-	// Tools that ask.
-	for _, call := range []struct {
-		tool      string
-		arguments map[string]any
-	}{
-		{"test_elicitation", map[string]any{"message": "Who are you?"}},
-		{"test_sampling", map[string]any{"prompt": "a question"}},
-		{"test_input_required_result_elicitation", map[string]any{}},
-		{"test_input_required_result_sampling", map[string]any{}},
-		{"test_input_required_result_list_roots", map[string]any{}},
-		{"test_input_required_result_multi_round", map[string]any{}},
-		{"test_input_required_result_multiple_inputs", map[string]any{}},
-	} {
+	for _, call := range asking() {
 		r.call(ctx, c, w, call.tool, call.arguments, "")
 	}
 	for _, judge := range judges {
 		judge()
 	}
 	return nil
+}
+
+// toolCall is a call without progress.
+type toolCall struct {
+	tool      string
+	arguments map[string]any
+}
+
+// asking are the tools that ask: the first three for a form, for a model and
+// for the roots.
+func asking() []toolCall {
+	return []toolCall{
+		{"test_elicitation", map[string]any{"message": "Who are you?"}},
+		{"test_sampling", map[string]any{"prompt": "a question"}},
+		{"test_input_required_result_list_roots", map[string]any{}},
+		{"test_input_required_result_elicitation", map[string]any{}},
+		{"test_input_required_result_sampling", map[string]any{}},
+		{"test_input_required_result_multi_round", map[string]any{}},
+		{"test_input_required_result_multiple_inputs", map[string]any{}},
+	}
 }
 
 // Fill fills in a form as the user of every client does: schema is that of the
