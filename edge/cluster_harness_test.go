@@ -342,6 +342,16 @@ func (l *link) cut() {
 	}
 }
 
+// blink ends all connections; others may be made.
+func (l *link) blink() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, conn := range l.conns {
+		conn.Close()
+	}
+	l.conns = nil
+}
+
 // frozenConn is the edge's end of a client's connection; what a frozen one
 // writes is lost.
 type frozenConn struct {

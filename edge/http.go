@@ -322,7 +322,11 @@ func (s *httpStream) Begin() error {
 	if !s.open {
 		return nil
 	}
-	return s.stream().Err()
+	w := s.stream()
+	if w == nil {
+		return sse.ErrClosed
+	}
+	return w.Err()
 }
 
 // Send sends a notification as one event.
@@ -339,14 +343,19 @@ func (s *httpStream) SendEvents(events ...exchange.Event) error {
 	for i, ev := range events {
 		written[i] = sse.Event{ID: ev.ID, Retry: ev.Retry, Data: oneLine(ev.Data)}
 	}
-	return s.stream().Event(written...)
+	w := s.stream()
+	if w == nil {
+		return sse.ErrClosed
+	}
+	return w.Event(written...)
 }
 
-// stream returns the writer of the stream, started.
+// stream returns the writer of the stream, started; nil when the request was
+// answered otherwise: a call may go on and speak when its connection is over.
 func (s *httpStream) stream() *sse.Writer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.writer == nil {
+	if s.writer == nil && !s.done {
 		s.begin()
 	}
 	return s.writer
@@ -355,9 +364,11 @@ func (s *httpStream) stream() *sse.Writer {
 // finish writes the answer, as JSON where no stream has begun and the client
 // takes it.
 func (s *httpStream) finish(a exchange.Answer) {
+	failed := a.Status >= http.StatusBadRequest
+	asJSON := failed || s.accept.json && !(a.Withheld && s.accept.named)
 	s.mu.Lock()
-	s.done = true
 	begun := s.writer != nil
+	s.done = true // nobody else begins the stream any more
 	s.mu.Unlock()
 	if a.SessionID != "" && !begun {
 		s.w.Header().Set(mcp.HeaderSessionID, a.SessionID)
@@ -365,7 +376,6 @@ func (s *httpStream) finish(a exchange.Answer) {
 	if a.RetryAfter > 0 && !begun {
 		s.w.Header().Set("Retry-After", strconv.Itoa(int((a.RetryAfter+time.Second-1)/time.Second)))
 	}
-	failed := a.Status >= http.StatusBadRequest
 	switch {
 	case a.Body == nil && !begun:
 		status := a.Status
@@ -373,7 +383,7 @@ func (s *httpStream) finish(a exchange.Answer) {
 			status = http.StatusAccepted
 		}
 		s.w.WriteHeader(status)
-	case !begun && (failed || s.accept.json && !(a.Withheld && s.accept.named)):
+	case !begun && asJSON:
 		status := a.Status
 		if status == 0 {
 			status = http.StatusOK
@@ -381,9 +391,13 @@ func (s *httpStream) finish(a exchange.Answer) {
 		writeJSON(s.w, status, a.Body)
 	default:
 		// The client of a withheld answer sees its stream end without one.
-		w := s.stream()
+		if !begun {
+			s.mu.Lock()
+			s.begin()
+			s.mu.Unlock()
+		}
 		if a.Body != nil && !a.Withheld {
-			_ = w.Event(sse.Event{ID: a.EventID, Data: oneLine(a.Body)}) // a client that left needs no answer
+			_ = s.writer.Event(sse.Event{ID: a.EventID, Data: oneLine(a.Body)}) // a client that left needs no answer
 		}
 	}
 }

@@ -69,7 +69,21 @@ func (r *resumable) claim(ctx context.Context, resume *millracev1.Resume) error 
 	if isAway(err) {
 		return nil
 	}
+	r.claimed = time.Now()
 	return err
+}
+
+// late reports whether this process stood still after its claim, so that others
+// may have taken it for gone.
+func (r *resumable) late() bool { return r.asked && time.Since(r.claimed) > beginWait/3 }
+
+// owns reports whether this edge still has the call, as far as is known.
+func (r *resumable) owns(ctx context.Context) bool {
+	if !r.asked {
+		return true
+	}
+	c, _, err := r.resume.Calls.Call(ctx, r.client.Scope, r.stream)
+	return err != nil || c.GetEdge() == r.resume.Bus.ID()
 }
 
 // isAnswered reports whether a round that has asked has all its answers.
@@ -78,10 +92,12 @@ func isAnswered(c *millracev1.Continuation) bool {
 }
 
 // takeOver goes on with a call whose edge is gone and has not begun the round
-// for which it had the answers. Round is the one that asked.
-func (e *Era) takeOver(ctx context.Context, client *methods.Client, stream string, round uint32) {
+// for which there are answers. round is the one that asked; dead is an edge that
+// is known to be gone, besides those that everybody sees gone.
+func (e *Era) takeOver(ctx context.Context, client *methods.Client, stream string, round uint32, dead string) {
 	kept, err := rewrite(ctx, e.Resumption.Calls, client.Scope, stream, func(c *millracev1.Continuation) error {
-		if c.GetRound() != round || !isAnswered(c) || e.Resumption.Alive(c.GetEdge()) {
+		gone := c.GetEdge() == dead || !e.Resumption.Alive(c.GetEdge())
+		if c.GetRound() != round || !isAnswered(c) || !gone {
 			return errOvertaken
 		}
 		c.Edge = e.Edge
@@ -160,17 +176,16 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 	return open, nil
 }
 
-// carryOn takes an answer whose edge is gone: it is stored, and whoever stores
-// the last one of a round runs the next. It reports whether somebody waited.
-func (e *Era) carryOn(ctx context.Context, client *methods.Client, r route, reply exchange.Reply) bool {
+// keepAnswer stores a client's answer, before the client is told that it was
+// taken: then it is not lost with the edge that has the call. complete reports
+// that it was the last one of its round. errOvertaken: nobody waits for it.
+func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply exchange.Reply) (complete bool, err error) {
 	if e.Resumption == nil {
-		return false
+		return false, session.ErrNotFound
 	}
-	me := e.Resumption.Bus.ID()
-	complete := false
-	kept, err := rewrite(ctx, e.Resumption.Calls, client.Scope, r.stream, func(c *millracev1.Continuation) error {
+	_, err = rewrite(ctx, e.Resumption.Calls, scope, r.stream, func(c *millracev1.Continuation) error {
 		keys := slices.Sorted(maps.Keys(c.GetAsked().GetRequests()))
-		if c.GetAsked() == nil || c.GetRound() != r.round || r.index >= len(keys) {
+		if c.GetRound() != r.round || r.index >= len(keys) {
 			return errOvertaken
 		}
 		key := keys[r.index]
@@ -184,18 +199,10 @@ func (e *Era) carryOn(ctx context.Context, client *methods.Client, r route, repl
 		} else {
 			c.Responses = with(c.GetResponses(), key, reply.Result)
 		}
-		if complete = isAnswered(c); complete {
-			c.Edge = me
-		}
+		complete = isAnswered(c)
 		return nil
 	})
-	if err != nil {
-		return false
-	}
-	if complete {
-		e.running.Go(func() { e.goOn(client, r.stream, kept) })
-	}
-	return true
+	return complete, err
 }
 
 func with(m map[string][]byte, key string, value []byte) map[string][]byte {

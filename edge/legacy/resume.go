@@ -28,6 +28,8 @@ const (
 	// storeWait is how long a client that comes back waits for a store that is
 	// away.
 	storeWait = 30 * time.Second
+	// logPause is how long to wait when the log cannot be read.
+	logPause = 200 * time.Millisecond
 	// beginWait is how long the round of an edge that is gone may take to
 	// begin: an OPEN of it is refused when it is older than a second.
 	beginWait = 3 * time.Second
@@ -35,6 +37,10 @@ const (
 	// attempt, or by what its edge says about it.
 	nextRoundWait = time.Second
 )
+
+// errSentAway ends a connection because the edge stops: its client is to come back
+// to another one.
+var errSentAway = errors.New("legacy: the edge is stopping")
 
 // errTaken ends a connection whose client has a newer one for the same stream.
 var errTaken = errors.New("legacy: the client has a newer connection for the stream")
@@ -101,6 +107,9 @@ func (e *Era) Resume(ctx context.Context, req *exchange.Request, lastEventID str
 	e.announce(&millracev1.Announcement{News: &millracev1.Announcement_StreamTaken{
 		StreamTaken: &millracev1.StreamTaken{Scope: c.Scope, Stream: at.stream},
 	}})
+	if c.Revision.Polls {
+		defer context.AfterFunc(e.Draining, func() { cancel(errSentAway) })()
+	}
 	// What follows the event before, since a place may be in the middle of what
 	// one event became.
 	after := at.EventPoint
@@ -165,8 +174,12 @@ func (r *resumed) serve(ctx context.Context) exchange.Answer {
 		switch {
 		case !ok:
 			return r.answer(exchange.Failed(r.m.ID, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"}))
-		case ctx.Err() != nil:
-			// The client has left, or has a newer connection.
+		case errors.Is(context.Cause(ctx), errSentAway):
+			_ = r.out.SendEvents(exchange.Event{Retry: defaultRetry}) // a client that left comes back anyway
+			return exchange.Answer{Withheld: true}
+		case ctx.Err() != nil, r.era.Stopping.Err() != nil:
+			// The client has left, or has a newer connection, or comes back to
+			// another edge.
 			return exchange.Answer{Withheld: true}
 		case r.events.final != nil:
 			return r.answer(exchange.Failed(r.m.ID, r.events.final))
@@ -320,8 +333,20 @@ func (s *events) nextWithin(ctx context.Context, d time.Duration) (bus.Event, er
 func (s *events) next(ctx context.Context) (bus.Event, error) {
 	for {
 		ev, err := s.nextWithin(ctx, lostCheck)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		switch {
+		case err == nil, ctx.Err() != nil, errors.Is(err, bus.ErrFollowerClosed):
 			return ev, err
+		case s.era.Stopping.Err() != nil:
+			return ev, backend.ErrOver
+		case !errors.Is(err, context.DeadlineExceeded):
+			// The log cannot be read now; what is sent meanwhile is in it later.
+			pause := time.NewTimer(logPause)
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				pause.Stop()
+			}
+			continue
 		}
 		if failure := s.lost(ctx); failure != nil {
 			key := s.key()
@@ -358,7 +383,7 @@ func (s *events) lost(ctx context.Context) *jsonrpc.Error {
 		switch {
 		case err == nil && alive(kept.GetEdge()):
 		case err == nil && isAnswered(kept) && silent > beginWait:
-			s.era.takeOver(ctx, s.client, s.stream, s.settled)
+			s.era.takeOver(ctx, s.client, s.stream, s.settled, "")
 			s.heard = time.Now()
 		case silent > s.era.askTimeout():
 			return fail("no_input", "the client did not answer within "+s.era.askTimeout().String())

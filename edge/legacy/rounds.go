@@ -106,6 +106,9 @@ func (e *Era) runCall(ctx context.Context, c *call, round *methods.Round) exchan
 func (e *Era) runRounds(ctx context.Context, c *call, round *methods.Round) (methods.Reply, bool) {
 	for c.round = 1; c.round <= maxRounds; c.round++ {
 		if c.resumable != nil {
+			if c.round > 1 && c.resumable.late() {
+				return e.Methods.Failed(c.client, c.m, &backend.Failure{Kind: backend.Moved}), true
+			}
 			round.Carrier = c.resumable.carrier
 		}
 		reply, ok := e.Methods.Run(ctx, c.client, c.m, c.out, round)
@@ -191,6 +194,9 @@ func (e *Era) ask(ctx context.Context, c *call, needs *millracev1.NeedsInput) (*
 				resume.Responses[q.key] = r.Result
 			}
 		case <-timer.C:
+			if c.resumable != nil && !c.resumable.owns(ctx) {
+				return nil, &backend.Failure{Kind: backend.Moved}
+			}
 			return nil, &backend.Failure{Kind: backend.NoInput, Message: fmt.Sprintf("the client did not answer %q within %v", q.key, e.askTimeout())}
 		case <-e.Stopping.Done():
 			// The answers go to an edge that goes on with the call, if there
@@ -240,20 +246,23 @@ func (e *Era) answered(ctx context.Context, c *methods.Client, m *jsonrpc.Messag
 	if !ok {
 		return
 	}
+	// The message's bytes go back to their pool before they are read.
+	reply := exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)}
+	complete, err := e.keepAnswer(ctx, c.Scope, to, reply)
+	if err != nil && !isAway(err) {
+		return
+	}
 	if to.edge == e.Edge {
-		// The message's bytes go back to their pool before they are read.
-		e.Pending.Deliver(c.Scope, id, exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)})
+		e.Pending.Deliver(c.Scope, id, reply)
 		return
 	}
 	if e.Peers == nil {
 		return
 	}
-	// It counts, whatever becomes of the connection it came on.
-	ctx = context.WithoutCancel(ctx)
-	_, err := e.Peers.Deliver(ctx, to.edge, &millracev1.DeliverRequest{Scope: c.Scope, Id: id, Result: m.Result, Error: m.Error})
-	if err != nil {
+	_, err = e.Peers.Deliver(ctx, to.edge, &millracev1.DeliverRequest{Scope: c.Scope, Id: id, Result: m.Result, Error: m.Error})
+	if err != nil && complete {
 		// That edge is gone.
-		e.carryOn(ctx, c, to, exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)})
+		e.takeOver(ctx, c, to.stream, to.round, to.edge)
 	}
 }
 
