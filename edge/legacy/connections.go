@@ -17,6 +17,9 @@ type streamKey struct{ scope, stream string }
 type connection struct {
 	call *resumable // nil: it follows
 	end  func()     // ends one that follows
+	// holder names one that follows among those on all edges; of two, the one
+	// that sorts higher is the newer one.
+	holder string
 }
 
 // drop ends the connection as it is.
@@ -64,12 +67,13 @@ func (c *connections) calls() (running []*resumable) {
 	return running
 }
 
-// taken ends the connection of a stream: another edge has a newer one.
-func (c *connections) taken(scope, stream string) {
+// taken ends the connection of a stream if that of another edge is newer. The
+// one on which the call was made is the oldest of all.
+func (c *connections) taken(scope, stream, holder string) {
 	c.mu.Lock()
 	before := c.byStream[streamKey{scope, stream}]
 	c.mu.Unlock()
-	if before != nil {
+	if before != nil && (before.call != nil || before.holder < holder) {
 		before.drop()
 	}
 }

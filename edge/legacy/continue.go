@@ -34,7 +34,7 @@ func (r *resumable) storeAsked(ctx context.Context, needs *millracev1.NeedsInput
 	r.lock <- struct{}{}
 	offered := r.offerLocked()
 	<-r.lock
-	r.asked = false
+	r.asked, r.settled = false, true
 	if !offered {
 		return nil
 	}
@@ -224,15 +224,15 @@ func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Conti
 	c.Outlives, c.LogLevel = true, kept.GetLogLevel()
 	c.Trace = backend.Trace{Parent: kept.GetTraceParent(), State: kept.GetTraceState(), Baggage: kept.GetBaggage()}
 	r := &resumable{
-		resume: e.Resumption, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()},
+		resume: e.Resumption, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()}, settled: true,
 		lock: make(chan struct{}, 1), leaving: make(chan struct{}), offered: true,
 	}
 	r.drop()
 	if kept.GetParamsCut() {
-		r.end(&jsonrpc.Error{
+		r.end(endStatus(&jsonrpc.Error{
 			Code: jsonrpc.CodeInternal, Data: []byte(`{"reason":"not_kept"}`),
 			Message: "the edge that had the call is gone, and its parameters were too large for another one to go on: call again",
-		})
+		}))
 		return
 	}
 	resume := &millracev1.Resume{State: kept.GetAsked().GetState(), Responses: kept.GetResponses(), Errors: kept.GetErrors()}
@@ -269,60 +269,4 @@ func isRequestID(id []byte) bool {
 	}
 	m, err := jsonrpc.Decode(jsonrpc.AppendRequest(nil, id, "ping", nil), jsonrpc.Limits{})
 	return err == nil && bytes.Equal(m.ID, id)
-}
-
-// alonePatience is how long to look for where a call runs whose edge is gone.
-const alonePatience = 2 * time.Second
-
-// cancelAlone cancels calls of a session whose edge is gone: those with the
-// request id, or all of them for nil. Others are cancelled by the edge that has
-// them. It does not wait.
-func (e *Era) cancelAlone(scope string, requestID []byte) {
-	if e.Resumption == nil || !e.Resumption.Available() {
-		return // then no call can be found, nor be resumed
-	}
-	requestID = bytes.Clone(requestID)
-	e.running.Go(func() {
-		ctx, cancel := context.WithTimeout(e.Stopping, alonePatience)
-		defer cancel()
-		calls, err := e.Resumption.SessionCalls(ctx, scope)
-		if err != nil {
-			return
-		}
-		for stream, kept := range calls {
-			if requestID != nil && !bytes.Equal(requestID, kept.GetRequestId()) || e.Resumption.Alive(kept.GetEdge()) {
-				continue
-			}
-			e.cancelStream(ctx, scope, stream)
-		}
-	})
-}
-
-// cancelStream cancels the call that writes the events of a stream, and tells
-// those who follow them.
-func (e *Era) cancelStream(ctx context.Context, scope, stream string) {
-	follower, err := e.Resumption.Bus.Follow(e.Resumption.Log, scope, stream, bus.EventPoint{})
-	if err != nil {
-		return
-	}
-	defer follower.Close()
-	last, ctl := bus.EventPoint{Round: 1}, ""
-	for {
-		// What is stored comes at once; then there is nothing more to know.
-		wait, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		ev, err := follower.Next(wait)
-		cancel()
-		if err != nil {
-			break
-		}
-		last = ev.EventPoint
-		if ev.Ctl != "" {
-			ctl = ev.Ctl
-		}
-	}
-	// First the reason, then what the worker makes of it.
-	_ = e.Resumption.Bus.EndEvents(bus.EventsKey{Session: scope, Stream: stream, Round: last.Round}, endStatus(&jsonrpc.Error{
-		Code: jsonrpc.CodeInternal, Message: "the request was cancelled", Data: []byte(`{"reason":"cancelled"}`),
-	})) // without a connection nobody follows
-	e.Resumption.Bus.CancelEvents(ctl)
 }

@@ -58,6 +58,7 @@ type Era struct {
 
 	streams     streams
 	connections connections
+	alone       alone
 	// leaving: calls that run when Draining is done send their clients away.
 	leaving sync.Once
 	// running are the calls that may outlive their connection.

@@ -54,11 +54,14 @@ func (e *Era) Heard(ctx context.Context, a *millracev1.Announcement, wait bool) 
 	case *millracev1.Announcement_ElicitationComplete:
 		e.elicitationComplete(news.ElicitationComplete.GetScope(), news.ElicitationComplete.GetElicitationId())
 	case *millracev1.Announcement_StreamTaken:
+		scope, holder := news.StreamTaken.GetScope(), news.StreamTaken.GetHolder()
 		if stream := news.StreamTaken.GetStream(); stream != "" {
-			e.connections.taken(news.StreamTaken.GetScope(), stream)
+			if e.streams.heard(holder) {
+				e.connections.taken(scope, stream, holder)
+			}
 			return
 		}
-		e.streams.taken(news.StreamTaken.GetScope(), news.StreamTaken.GetHolder())
+		e.streams.taken(scope, holder)
 	}
 }
 

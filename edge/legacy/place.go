@@ -28,6 +28,8 @@ const (
 	placeEnd = "end"
 	// maxRequestID bounds what a client's id adds to each event.
 	maxRequestID = 64
+	// maxPlace is longer than any place: nothing longer is looked into.
+	maxPlace = 512
 	// placePurpose separates these names from the other tokens of the ring.
 	placePurpose = "place/1\x00"
 )
@@ -84,6 +86,9 @@ func (p place) String() string {
 // parsePlace reads what String wrote for a session; ok is false for anything
 // else.
 func (e *Era) parsePlace(scope, id string) (p place, ok bool) {
+	if len(id) > maxPlace {
+		return place{}, false
+	}
 	fields := strings.Split(id, ".")
 	if n := len(fields) - 1; fields[n] == placeEnd {
 		p.end, fields = true, fields[:n]

@@ -71,6 +71,9 @@ type resumable struct {
 	// at is the event that is being passed on, round and number. The goroutine
 	// that runs the call owns it.
 	at bus.EventPoint
+	// unkept: who follows the events does not see the message that came last.
+	// Of the same goroutine, as settled is: the round has ended, with questions.
+	unkept, settled bool
 
 	// lock guards what follows. Who puts a value in holds it; a full channel
 	// makes the next one wait. It is no mutex because a goroutine that waits
@@ -87,7 +90,10 @@ type resumable struct {
 	offered, refused bool
 	// asked: what the round asks is stored. The goroutine that runs the call
 	// owns it.
-	asked  bool
+	asked bool
+	// claimed is when this edge said that it goes on with the answers.
+	claimed time.Time
+
 	primed bool
 	timer  *time.Timer
 
@@ -125,7 +131,8 @@ func (r *resumable) carrier() []grpc.CallOption {
 	r.lock <- struct{}{} // whoever offers a place writes the round down
 	defer func() { <-r.lock }()
 	r.at = bus.EventPoint{Round: r.at.Round + 1}
-	opts := []grpc.CallOption{bus.Resumable(r.key(), &r.at.Number)}
+	r.unkept, r.settled = false, false
+	opts := []grpc.CallOption{bus.Resumable(r.key(), &r.at.Number), bus.Unkept(&r.unkept)}
 	if r.offered {
 		opts = append(opts, bus.Kept()) // the client may be away
 	}
@@ -259,15 +266,24 @@ func (r *resumable) finish(a exchange.Answer, reply methods.Reply) exchange.Answ
 		return exchange.Answer{Withheld: true, Left: true}
 	}
 	a.EventID = place{streamName: r.name, EventPoint: r.at, end: true}.String()
-	if reply.Failure != nil && reply.Error != nil {
-		r.end(reply.Error)
+	switch {
+	case reply.Error != nil:
+		r.end(endStatus(reply.Error))
+	case (r.unkept || r.at.Round == 0) && len(reply.Result) <= maxKept:
+		// The client got its place while the call was on its way to a worker
+		// that then answered at once: it may have left before.
+		r.end(endResult(reply.Result))
 	}
 	// From now on it is needed no longer than the events.
 	_ = r.resume.Calls.EndCall(r.client.Scope, r.stream, r.continuation())
 	return a
 }
 
-// end ends the events of the call with an error.
-func (r *resumable) end(err *jsonrpc.Error) {
-	_ = r.resume.Bus.EndEvents(r.key(), endStatus(err)) // without a connection nobody follows
+// end ends the events of the call with what this edge has to say.
+func (r *resumable) end(status error) {
+	key := r.key()
+	if r.settled {
+		key.Round++ // nobody listens any more to a round that has ended
+	}
+	_ = r.resume.Bus.EndEvents(key, status) // without a connection nobody follows
 }

@@ -30,6 +30,9 @@ const (
 	storeWait = 30 * time.Second
 	// logPause is how long to wait when the log cannot be read.
 	logPause = 200 * time.Millisecond
+	// lookEvery is how often whoever follows a silent call looks who has it: its
+	// edge may have lost it and live on.
+	lookEvery = 5 * time.Second
 	// beginWait is how long the round of an edge that is gone may take to
 	// begin: an OPEN of it is refused when it is older than a second.
 	beginWait = 3 * time.Second
@@ -90,6 +93,9 @@ func (e *Era) Resume(ctx context.Context, req *exchange.Request, lastEventID str
 			Code: jsonrpc.CodeInternal, Message: "the rest of this stream is not kept any more; the call may have been executed",
 			Data: []byte(`{"reason":"not_kept"}`),
 		}
+		if errors.Is(err, session.ErrUnavailable) {
+			lost = errUnread()
+		}
 		if id := []byte(at.request); isRequestID(id) {
 			answer := exchange.Failed(id, lost)
 			at.end = true
@@ -101,11 +107,11 @@ func (e *Era) Resume(ctx context.Context, req *exchange.Request, lastEventID str
 	c.LogLevel = kept.GetLogLevel()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	key, conn := streamKey{c.Scope, at.stream}, &connection{end: func() { cancel(errTaken) }}
+	key, conn := streamKey{c.Scope, at.stream}, &connection{holder: e.streams.holder(), end: func() { cancel(errTaken) }}
 	e.connections.take(key, conn)
 	defer e.connections.release(key, conn)
 	e.announce(&millracev1.Announcement{News: &millracev1.Announcement_StreamTaken{
-		StreamTaken: &millracev1.StreamTaken{Scope: c.Scope, Stream: at.stream},
+		StreamTaken: &millracev1.StreamTaken{Scope: c.Scope, Stream: at.stream, Holder: conn.holder},
 	}})
 	if c.Revision.Polls {
 		defer context.AfterFunc(e.Draining, func() { cancel(errSentAway) })()
@@ -182,7 +188,7 @@ func (r *resumed) serve(ctx context.Context) exchange.Answer {
 			// another edge.
 			return exchange.Answer{Withheld: true}
 		case r.events.final != nil:
-			return r.answer(exchange.Failed(r.m.ID, r.events.final))
+			return r.answer(r.events.final.answer(r.m.ID))
 		case reply.NeedsInput != nil:
 			if err := r.ask(ctx, reply.NeedsInput); err != nil {
 				return exchange.Answer{Withheld: true}
@@ -214,15 +220,22 @@ func (r *resumed) Begin() error { return nil }
 
 // Send sends a message that the client has not seen yet.
 func (r *resumed) Send(msg []byte) error {
+	next := r.next()
+	if next.EventPoint == r.from.EventPoint && next.part <= r.from.part {
+		return nil
+	}
+	return r.out.SendEvents(exchange.Event{ID: next.String(), Data: msg})
+}
+
+// next is the place of the next message, whether it is sent or not, so that places
+// agree between edges.
+func (r *resumed) next() place {
 	next := r.place()
 	if r.last.EventPoint == next.EventPoint {
 		next.part = r.last.part + 1
 	}
 	r.last = next
-	if next.EventPoint == r.from.EventPoint && next.part <= r.from.part {
-		return nil
-	}
-	return r.out.SendEvents(exchange.Event{ID: next.String(), Data: msg})
+	return next
 }
 
 // ask sends the questions of a round that are still open.
@@ -238,10 +251,8 @@ func (r *resumed) ask(ctx context.Context, needs *millracev1.NeedsInput) error {
 		return nil // the edge that has the call finds it too, and ends it
 	}
 	for _, q := range questions {
-		// Each takes a part of the event, sent or not, so that places agree
-		// between edges.
 		if !open[q.key] {
-			r.last = place{EventPoint: r.events.at, part: r.last.part + 1}
+			r.next()
 			continue
 		}
 		if err := r.Send(q.message); err != nil {
@@ -265,8 +276,28 @@ type events struct {
 	// settled is the last round whose outcome was seen.
 	settled uint32
 	heard   time.Time
+	// looked is when it was last looked who has the call; unread since when the
+	// log cannot be read, zero: it can.
+	looked, unread time.Time
+	// suspected: the call was found lost when it was last looked at. It is only
+	// when that is so twice: a process that stood still has not read yet what
+	// came meanwhile.
+	suspected bool
 	// final is the answer that the edge of the call has given by itself.
-	final *jsonrpc.Error
+	final *final
+}
+
+// final is an answer, less its id: one of the two.
+type final struct {
+	result []byte
+	err    *jsonrpc.Error
+}
+
+func (f *final) answer(id []byte) exchange.Answer {
+	if f.err != nil {
+		return exchange.Failed(id, f.err)
+	}
+	return exchange.Succeeded(id, f.result)
 }
 
 var errNotKept = status.Error(codes.ResourceExhausted,
@@ -279,7 +310,7 @@ func (s *events) Next(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.heard = time.Now()
+		s.heard, s.suspected = time.Now(), false
 		if ev.Client != "" {
 			s.edge = ev.Client
 		}
@@ -290,16 +321,16 @@ func (s *events) Next(ctx context.Context) ([]byte, error) {
 		case ev.Started:
 			s.at = bus.EventPoint{Round: ev.Round}
 			continue
-		case ev.End && ev.Round <= s.settled && endError(ev.Err) == nil:
+		case ev.End && ev.Round <= s.settled && endFinal(ev.Err) == nil:
 			continue // the outcome was seen
 		case ev.Gap:
 			s.at = ev.EventPoint
 			return nil, errNotKept
-		case !ev.End:
+		case !ev.End, ev.Message != nil:
 			s.at = ev.EventPoint
 			return ev.Message, nil
 		}
-		if s.final = endError(ev.Err); s.final != nil {
+		if s.final = endFinal(ev.Err); s.final != nil {
 			return nil, backend.ErrOver
 		}
 		if ev.Err == nil {
@@ -310,7 +341,7 @@ func (s *events) Next(ctx context.Context) ([]byte, error) {
 			again, err := s.nextWithin(ctx, nextRoundWait)
 			if err == nil {
 				s.heard, s.edge = time.Now(), again.Client
-				if s.final = endError(again.Err); s.final != nil {
+				if s.final = endFinal(again.Err); s.final != nil {
 					return nil, backend.ErrOver
 				}
 				if !again.End {
@@ -340,6 +371,13 @@ func (s *events) next(ctx context.Context) (bus.Event, error) {
 			return ev, backend.ErrOver
 		case !errors.Is(err, context.DeadlineExceeded):
 			// The log cannot be read now; what is sent meanwhile is in it later.
+			if s.unread.IsZero() {
+				s.unread = time.Now()
+			}
+			if time.Since(s.unread) > storeWait {
+				s.final = &final{err: errUnread()}
+				return ev, backend.ErrOver
+			}
 			pause := time.NewTimer(logPause)
 			select {
 			case <-pause.C:
@@ -348,6 +386,7 @@ func (s *events) next(ctx context.Context) (bus.Event, error) {
 			}
 			continue
 		}
+		s.unread = time.Time{}
 		if failure := s.lost(ctx); failure != nil {
 			key := s.key()
 			if s.ctl != "" {
@@ -355,14 +394,30 @@ func (s *events) next(ctx context.Context) (bus.Event, error) {
 			}
 			// Others who follow are told the same; so are those to come.
 			_ = s.era.Resumption.Bus.EndEvents(key, endStatus(failure))
-			s.final = failure
+			s.final = &final{err: failure}
 			return bus.Event{}, backend.ErrOver
 		}
 	}
 }
 
+// key names the round that is to end.
 func (s *events) key() bus.EventsKey {
-	return bus.EventsKey{Session: s.scope, Stream: s.stream, Round: max(s.at.Round, 1)}
+	key := bus.EventsKey{Session: s.scope, Stream: s.stream, Round: max(s.at.Round, 1)}
+	if s.settled >= key.Round {
+		key.Round = s.settled + 1 // nobody listens any more to a round that has ended
+	}
+	return key
+}
+
+// look finds out who has a silent call.
+func (s *events) look(ctx context.Context, silent time.Duration) {
+	if silent < lookEvery || time.Since(s.looked) < lookEvery {
+		return
+	}
+	s.looked = time.Now()
+	if kept, _, err := s.era.Resumption.Calls.Call(ctx, s.scope, s.stream); err == nil {
+		s.edge = kept.GetEdge()
+	}
 }
 
 // gone reports whether the edge of the call is.
@@ -371,8 +426,13 @@ func (s *events) gone() bool { return !s.era.Resumption.Alive(s.edge) }
 // lost says why nothing will come any more; nil while something may. Where the
 // edge of a round is gone before it has begun it, this edge does.
 func (s *events) lost(ctx context.Context) *jsonrpc.Error {
-	silent := time.Since(s.heard)
+	silent, suspected := time.Since(s.heard), s.suspected
+	s.suspected = false
 	fail := func(reason, message string) *jsonrpc.Error {
+		if !suspected {
+			s.suspected = true
+			return nil
+		}
 		return &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: message, Data: []byte(`{"reason":"` + reason + `"}`)}
 	}
 	alive, timeout := s.era.Resumption.Alive, s.era.Methods.Backend.Timeout()
@@ -383,13 +443,16 @@ func (s *events) lost(ctx context.Context) *jsonrpc.Error {
 		switch {
 		case err == nil && alive(kept.GetEdge()):
 		case err == nil && isAnswered(kept) && silent > beginWait:
-			s.era.takeOver(ctx, s.client, s.stream, s.settled, "")
-			s.heard = time.Now()
+			if s.suspected = !suspected; suspected {
+				s.era.takeOver(ctx, s.client, s.stream, s.settled, "")
+				s.heard = time.Now()
+			}
 		case silent > s.era.askTimeout():
 			return fail("no_input", "the client did not answer within "+s.era.askTimeout().String())
 		}
 		return nil
 	}
+	s.look(ctx, silent)
 	switch {
 	case !s.gone():
 	case s.ctl != "" && !alive(instance(s.ctl)):
@@ -415,17 +478,33 @@ func endStatus(e *jsonrpc.Error) error {
 	return status.Error(codes.Aborted, string(jsonrpc.AppendErrorObject(nil, e)))
 }
 
-// endError reads what endStatus wrote; nil for any other end.
-func endError(err error) *jsonrpc.Error {
+// endResult is endStatus for a result.
+func endResult(result []byte) error {
+	return status.Error(codes.Aborted, string(jsonrpc.AppendObject(nil, jsonrpc.Member{Key: "result", Value: result})))
+}
+
+// endFinal reads what endStatus and endResult wrote; nil for any other end.
+func endFinal(err error) *final {
 	if status.Code(err) != codes.Aborted {
 		return nil
 	}
 	// An error here is that of no edge, and then there is neither.
 	o, _ := jsonrpc.ParseObject([]byte(status.Convert(err).Message()))
+	if result := o.Get("result"); result != nil {
+		return &final{result: result}
+	}
 	code, _ := strconv.Atoi(string(o.Get("code")))
 	message, ok := jsonrpc.String(o.Get("message"))
 	if code == 0 || !ok {
 		return nil
 	}
-	return &jsonrpc.Error{Code: code, Message: message, Data: o.Get("data")}
+	return &final{err: &jsonrpc.Error{Code: code, Message: message, Data: o.Get("data")}}
+}
+
+// errUnread is the answer when JetStream is away for long.
+func errUnread() *jsonrpc.Error {
+	return &jsonrpc.Error{
+		Code: jsonrpc.CodeInternal, Data: []byte(`{"reason":"unavailable"}`),
+		Message: "the rest of this stream cannot be read at the moment; the call may have been executed",
+	}
 }

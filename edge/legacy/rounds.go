@@ -61,6 +61,10 @@ func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Messa
 			return a
 		}
 	case <-r.leaving:
+		// Who writes to the response has it until the write is over; whoever
+		// comes later finds that the call has left.
+		r.lock <- struct{}{}
+		<-r.lock
 	}
 	return exchange.Answer{Withheld: true, Left: true}
 }

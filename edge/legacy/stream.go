@@ -192,8 +192,7 @@ const clockDigits = 16
 func (s *streams) open(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.last = max(s.last+1, uint64(time.Now().UnixNano()))
-	st.holder = fmt.Sprintf("%0*x%s", clockDigits, s.last, rand.Text()[:8])
+	st.holder = s.holderLocked()
 	if old := s.byScope[st.scope]; old != nil {
 		old.end(errReplaced)
 	}
@@ -203,21 +202,44 @@ func (s *streams) open(st *stream) {
 	s.byScope[st.scope] = st
 }
 
+func (s *streams) holderLocked() string {
+	s.last = max(s.last+1, uint64(time.Now().UnixNano()))
+	return fmt.Sprintf("%0*x%s", clockDigits, s.last, rand.Text()[:8])
+}
+
+// holder is such a name for a connection that follows a call.
+func (s *streams) holder() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holderLocked()
+}
+
 // taken ends the stream of a scope when another edge has a newer one.
 func (s *streams) taken(scope, holder string) {
-	if len(holder) <= clockDigits {
-		return
-	}
-	clock, err := strconv.ParseUint(holder[:clockDigits], 16, 63)
-	if err != nil {
+	if !s.heard(holder) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.last = max(s.last, clock)
 	if st := s.byScope[scope]; st != nil && st.holder < holder {
 		st.end(errReplaced)
 	}
+}
+
+// heard makes the names that are given from now on higher than one of another
+// edge, and reports whether that is one.
+func (s *streams) heard(holder string) bool {
+	if len(holder) <= clockDigits {
+		return false
+	}
+	clock, err := strconv.ParseUint(holder[:clockDigits], 16, 63)
+	if err != nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = max(s.last, clock)
+	return true
 }
 
 // of returns the stream of a scope; nil when there is none here.

@@ -1,0 +1,172 @@
+package legacy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/millrace/millrace/edge/jsonrpc"
+	"github.com/millrace/millrace/proto/bus"
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
+)
+
+const (
+	// alonePatience is how long to look for where a call runs whose edge is gone.
+	alonePatience = 2 * time.Second
+	// aloneAtOnce bounds the sessions whose calls are looked for at a time, and
+	// aloneSessions those that wait for it.
+	aloneAtOnce, aloneSessions = 16, 1000
+	// aloneIDs bounds the bytes of ids that wait in one session. Hardly any of
+	// them is of a call whose edge is gone: the rest is found where it runs.
+	aloneIDs = 16 << 10
+)
+
+// alone are the cancellations of calls that may have no edge. They are looked for
+// in the store, so a client that cancels without end must not ask it without end:
+// each session has one query at a time, and what comes meanwhile is one more. The
+// zero value is ready; it is safe for concurrent use.
+type alone struct {
+	mu      sync.Mutex
+	waiting map[string]*aloneSession
+	// atOnce is held by whoever asks the store; made by the first one.
+	atOnce chan struct{}
+}
+
+// aloneSession is what of a session is to be cancelled.
+type aloneSession struct {
+	all  bool
+	ids  [][]byte
+	size int
+}
+
+// add notes what is to be cancelled and reports whether somebody has to begin to
+// look for it. What finds no room is dropped.
+func (a *alone) add(scope string, requestID []byte) (begin bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.waiting == nil {
+		a.waiting, a.atOnce = map[string]*aloneSession{}, make(chan struct{}, aloneAtOnce)
+	}
+	s := a.waiting[scope]
+	if s == nil {
+		if len(a.waiting) >= aloneSessions {
+			return false
+		}
+		s, begin = &aloneSession{}, true
+		a.waiting[scope] = s
+	}
+	switch {
+	case requestID == nil:
+		s.all, s.ids = true, nil
+	case !s.all && s.size+len(requestID) <= aloneIDs:
+		s.ids = append(s.ids, bytes.Clone(requestID))
+		s.size += len(requestID) + 1
+	}
+	return begin
+}
+
+// next takes what has come for a session; ok is false when there is nothing, and
+// then the next one who adds something has to begin.
+func (a *alone) next(scope string) (wanted aloneSession, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.waiting[scope]
+	if !s.all && len(s.ids) == 0 {
+		delete(a.waiting, scope)
+		return aloneSession{}, false
+	}
+	wanted = *s
+	*s = aloneSession{}
+	return wanted, true
+}
+
+func (s *aloneSession) has(id []byte) bool {
+	return s.all || slices.ContainsFunc(s.ids, func(wanted []byte) bool { return bytes.Equal(wanted, id) })
+}
+
+// cancelAlone cancels calls of a session whose edge is gone: those with the
+// request id, or all of them for nil. Others are cancelled by the edge that has
+// them. It does not wait.
+func (e *Era) cancelAlone(scope string, requestID []byte) {
+	if e.Resumption == nil || !e.Resumption.Available() {
+		return // then no call can be found, nor be resumed
+	}
+	if !e.alone.add(scope, requestID) {
+		return
+	}
+	e.running.Go(func() {
+		e.alone.atOnce <- struct{}{}
+		defer func() { <-e.alone.atOnce }()
+		for {
+			wanted, ok := e.alone.next(scope)
+			if !ok {
+				return
+			}
+			e.cancelWanted(scope, &wanted)
+		}
+	})
+}
+
+func (e *Era) cancelWanted(scope string, wanted *aloneSession) {
+	ctx, cancel := context.WithTimeout(e.Stopping, alonePatience)
+	defer cancel()
+	calls, err := e.Resumption.SessionCalls(ctx, scope)
+	if err != nil {
+		return
+	}
+	for stream, kept := range calls {
+		if !wanted.has(kept.GetRequestId()) || e.Resumption.Alive(kept.GetEdge()) {
+			continue
+		}
+		// From now on nobody goes on with it, unless somebody does already.
+		_, err := rewrite(ctx, e.Resumption.Calls, scope, stream, func(c *millracev1.Continuation) error {
+			if e.Resumption.Alive(c.GetEdge()) {
+				return errOvertaken
+			}
+			c.Round, c.Asked, c.Responses, c.Errors = c.GetRound()+1, nil, nil, nil
+			return nil
+		})
+		if errors.Is(err, errOvertaken) {
+			e.Methods.Calls.Cancel(scope, kept.GetRequestId())
+			e.announce(&millracev1.Announcement{News: &millracev1.Announcement_Cancel{
+				Cancel: &millracev1.CancelRequest{Scope: scope, RequestId: kept.GetRequestId()},
+			}})
+			continue
+		}
+		e.cancelStream(ctx, scope, stream)
+	}
+}
+
+// cancelStream cancels the call that writes the events of a stream, and tells
+// those who follow them.
+func (e *Era) cancelStream(ctx context.Context, scope, stream string) {
+	follower, err := e.Resumption.Bus.Follow(e.Resumption.Log, scope, stream, bus.EventPoint{})
+	if err != nil {
+		return
+	}
+	defer follower.Close()
+	round, ctl := uint32(1), ""
+	for {
+		// What is stored comes at once; then there is nothing more to know.
+		wait, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		ev, err := follower.Next(wait)
+		cancel()
+		if err != nil {
+			break
+		}
+		if round = ev.Round; ev.End {
+			round++ // nobody listens any more to a round that has ended
+		}
+		if ev.Ctl != "" {
+			ctl = ev.Ctl
+		}
+	}
+	// First the reason, then what the worker makes of it.
+	_ = e.Resumption.Bus.EndEvents(bus.EventsKey{Session: scope, Stream: stream, Round: round}, endStatus(&jsonrpc.Error{
+		Code: jsonrpc.CodeInternal, Message: "the request was cancelled", Data: []byte(`{"reason":"cancelled"}`),
+	})) // without a connection nobody follows
+	e.Resumption.Bus.CancelEvents(ctl)
+}
