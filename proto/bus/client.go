@@ -372,6 +372,7 @@ func (c *Client) onMsg(m *nats.Msg) {
 		}
 		return
 	}
+	f.event = events
 	if events && f.kind == kindEnd && f.seq == 0 {
 		return // our own, see EndEvents
 	}

@@ -29,6 +29,7 @@ type callOptions struct {
 	waitForReady      bool
 	kept              bool
 	resume            *resumeOptions // nil: the call is not resumable
+	unkept            *bool          // where it goes whether a message is no event, or nil
 }
 
 func (o *callOptions) parse(opts []grpc.CallOption) error {
@@ -55,6 +56,8 @@ func (o *callOptions) parse(opts []grpc.CallOption) error {
 				return err
 			}
 			o.resume = &resumeOptions{token: token, number: opt.number}
+		case unkeptOption:
+			o.unkept = opt.unkept
 		case keptOption:
 			o.kept = true
 		default:
@@ -528,6 +531,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 		}
 	}
 	if f.kind == kindData || f.kind == kindEnd && f.flags&FlagMessage != 0 {
+		call.in.unkept = !f.event
 		if err := call.in.push(f.data, f.flags&FlagMore != 0); err != nil {
 			return 0, err
 		}

@@ -66,7 +66,7 @@ func (call *clientCall) unary(args, reply any) error {
 			if err := unmarshal(got, reply); err != nil {
 				return err
 			}
-			call.opts.resume.tell(got)
+			call.opts.tell(got)
 			if call.stats != nil {
 				call.tellHeader()
 				call.stats.inPayload(reply, got.size)
@@ -313,7 +313,7 @@ func (s *clientStream) recv(dst any) error {
 		s.call.fail(err)
 		return err
 	}
-	s.call.opts.resume.tell(m)
+	s.call.opts.tell(m)
 	if s.call.stats != nil {
 		s.call.tellHeader()
 		s.call.stats.inPayload(dst, m.size)

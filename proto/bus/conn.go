@@ -57,6 +57,7 @@ type Conn struct {
 	// The event goroutine of the connection closes it.
 	dead   chan struct{}
 	closed atomic.Bool // Close was called
+	latest latestConn  // behind nc
 
 	mu        sync.Mutex
 	listeners map[*connListener]struct{}
@@ -159,13 +160,13 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 	}
 	opts = append(opts, cfg.access()...)
 	if cfg.InProcess != nil {
-		opts = append(opts, nats.InProcessServer(gatherInProcess{cfg.InProcess}))
+		opts = append(opts, nats.InProcessServer(gatherInProcess{cfg.InProcess, &c.latest}))
 	}
 	dialer := cfg.Dialer
 	if dialer == nil {
 		dialer = &net.Dialer{Timeout: nats.DefaultTimeout}
 	}
-	opts = append(opts, nats.SetCustomDialer(gatherDialer{dialer}))
+	opts = append(opts, nats.SetCustomDialer(gatherDialer{dialer, &c.latest}))
 	nc, err := nats.Connect(cfg.URL, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("bus: connect: %w", err)
@@ -211,6 +212,7 @@ func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 func (c *Conn) Close() {
 	c.closed.Store(true)
 	c.nc.Close()
+	c.latest.close()
 }
 
 // deadError is what Run returns when the connection has ended for good.

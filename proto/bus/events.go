@@ -67,6 +67,19 @@ func Kept() grpc.CallOption { return keptOption{} }
 // keptOption is the option of Kept. Other carriers ignore it.
 type keptOption struct{ grpc.EmptyCallOption }
 
+// Unkept tells the caller of a resumable call what is no event. *unkept is set by
+// each RecvMsg that returns a message, on its goroutine: true when whoever follows
+// the events does not see that message, because it is the answer of a short call
+// or too large. On any other call it does nothing.
+func Unkept(unkept *bool) grpc.CallOption { return unkeptOption{unkept: unkept} }
+
+// unkeptOption is the option of Unkept. Other carriers ignore it.
+type unkeptOption struct {
+	grpc.EmptyCallOption
+
+	unkept *bool
+}
+
 // KeepEvents makes the rest of what a handler sends events, for an answer that
 // somebody else may have to go on with. ctx is the handler's; in a call that is
 // not resumable, or of another carrier, it does nothing.
@@ -119,10 +132,16 @@ type resumeOptions struct {
 	number *uint64 // where the number of each message goes, or nil
 }
 
-// tell tells the caller the number of a message.
-func (o *resumeOptions) tell(m message) {
-	if o != nil && o.number != nil {
-		*o.number = m.seq
+// tell tells the caller the number of a message, and whether it is an event.
+func (o *callOptions) tell(m message) {
+	if o.resume == nil {
+		return
+	}
+	if o.resume.number != nil {
+		*o.resume.number = m.seq
+	}
+	if o.unkept != nil {
+		*o.unkept = m.unkept
 	}
 }
 

@@ -164,10 +164,10 @@ func frameWord(f *frame) string {
 }
 
 // resumable starts a call of the test service in a round of the stream "s.t".
-func resumable(t testing.TB, c *Client, ctx context.Context, round uint32, number *uint64) grpc.ServerStreamingClient[outputResponse] { //nolint:revive // t first
+func resumable(t testing.TB, c *Client, ctx context.Context, round uint32, number *uint64, opts ...grpc.CallOption) grpc.ServerStreamingClient[outputResponse] { //nolint:revive // t first
 	t.Helper()
 	stream, err := grpc_testing.NewTestServiceClient(c.Pool("test")).StreamingOutputCall(ctx, &outputRequest{},
-		Resumable(EventsKey{Session: "s", Stream: "t", Round: round}, number))
+		append(opts, Resumable(EventsKey{Session: "s", Stream: "t", Round: round}, number))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,11 +294,15 @@ func TestEventsOfACall(t *testing.T) {
 				log := newMemoryLog(t, connect(t, ns))
 				var number uint64
 				var numbers []uint64
-				stream := resumable(t, client, within(t), 1, &number)
+				var unkept bool
+				stream := resumable(t, client, within(t), 1, &number, Unkept(&unkept))
 				said, err := hear(recvFunc(func() (*outputResponse, error) {
 					m, err := stream.Recv()
 					if err == nil {
 						numbers = append(numbers, number)
+						if unkept != (c.events == "") {
+							t.Errorf("message %d is no event: %v", number, unkept)
+						}
 					}
 					return m, err
 				}))

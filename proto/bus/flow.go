@@ -39,6 +39,8 @@ type message struct {
 	size  int
 	cost  int    // what reading it returns to the window
 	seq   uint64 // number of its first frame
+	// unkept: it came to the reply subject, so it is no event.
+	unkept bool
 }
 
 // join returns the message in one piece.
@@ -69,6 +71,7 @@ type inbox struct {
 	first   [1]message // room for the only message of most calls
 	part    message    // the message that is still incomplete
 	partial bool
+	unkept  bool // what is pushed now is no event
 
 	used    int  // received and not yet returned
 	owed    int  // returned by the reader and not yet announced
@@ -100,7 +103,7 @@ func (in *inbox) push(data []byte, more bool) error {
 	if in.partial {
 		in.part.rest = append(in.part.rest, data)
 	} else {
-		in.part.first, in.part.seq = data, in.seq
+		in.part.first, in.part.seq, in.part.unkept = data, in.seq, in.unkept
 	}
 	in.partial = more
 	if !more {

@@ -88,6 +88,7 @@ type frame struct {
 	events          []byte
 	status          []byte
 	header, trailer []meta
+	event           bool // it came to the events of a call; not of the wire
 	data            []byte
 }
 

@@ -200,8 +200,49 @@ func (c *gatherConn) SetDeadline(t time.Time) error {
 	return c.SetReadDeadline(t)
 }
 
+// latestConn is the connection that was made last. The client library forgets
+// one without closing it when its beginning fails after the first time: a
+// certificate or a password is refused, again and again. Then it makes another.
+type latestConn struct {
+	mu     sync.Mutex
+	conn   *gatherConn // nil: none
+	closed bool
+}
+
+// gather makes a connection gather, and closes the one before.
+func (l *latestConn) gather(conn net.Conn) net.Conn {
+	c := newGatherConn(conn)
+	l.mu.Lock()
+	before := l.conn
+	l.conn = c
+	closed := l.closed
+	l.mu.Unlock()
+	if before != nil {
+		_ = before.Close() // most have been closed already
+	}
+	if closed {
+		_ = c.Close()
+	}
+	return c
+}
+
+// close closes the connection that there is, and those that are still made.
+func (l *latestConn) close() {
+	l.mu.Lock()
+	l.closed = true
+	last := l.conn
+	l.mu.Unlock()
+	if last != nil {
+		_ = last.Close() // as above
+	}
+}
+
 // gatherDialer makes the connections of another dialer gather.
-type gatherDialer struct{ nats.CustomDialer }
+type gatherDialer struct {
+	nats.CustomDialer
+
+	latest *latestConn
+}
 
 // Dial connects.
 func (d gatherDialer) Dial(network, address string) (net.Conn, error) {
@@ -209,11 +250,15 @@ func (d gatherDialer) Dial(network, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newGatherConn(conn), nil
+	return d.latest.gather(conn), nil
 }
 
 // gatherInProcess does the same within the process.
-type gatherInProcess struct{ nats.InProcessConnProvider }
+type gatherInProcess struct {
+	nats.InProcessConnProvider
+
+	latest *latestConn
+}
 
 // InProcessConn connects.
 func (p gatherInProcess) InProcessConn() (net.Conn, error) {
@@ -221,5 +266,5 @@ func (p gatherInProcess) InProcessConn() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newGatherConn(conn), nil
+	return p.latest.gather(conn), nil
 }
