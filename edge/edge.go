@@ -140,6 +140,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
 		OnLost: func(m bus.Member) { e.client.Lost(m.Instance, m.Epoch) },
+		Heard:  e.client.Heard,
 	})
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})

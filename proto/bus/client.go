@@ -94,22 +94,18 @@ type Client struct {
 	open   atomic.Bool                  // ready was closed: spares calls the channel
 	ids    atomic.Uint64
 	sub    atomic.Pointer[nats.Subscription]
+	signs  lifeSigns
+	// still is how long this process has stood still so far.
+	still atomic.Int64
 
 	mu      sync.Mutex
 	calls   map[uint64]*clientCall
 	events  map[string]*clientCall // the resumable ones of calls, by the token of their events
 	left    map[string]time.Time   // the deadlines of calls that go on without us, by both their tokens
 	stopped bool
-	lost    []lostMark
-	marks   uint64
+	marks   []mark
+	marked  uint64       // the number of the last one
 	cancels []lateCancel // of calls that ended without a connection
-}
-
-// lostMark is an instance to be given up once what it sent has been read.
-type lostMark struct {
-	n        uint64
-	instance string
-	epoch    uint64
 }
 
 // NewClient returns a client on conn. It does nothing before Run.
@@ -192,7 +188,7 @@ func (c *Client) Run(ctx context.Context) error {
 
 	tick := time.NewTicker(clientSweep)
 	defer tick.Stop()
-	last := time.Now()
+	awake := clock{last: time.Now()}
 	for {
 		select {
 		case <-ctx.Done():
@@ -201,9 +197,9 @@ func (c *Client) Run(ctx context.Context) error {
 			return c.conn.deadError()
 		case <-tick.C:
 			now := time.Now()
-			// After standing still ourselves the answers wait to be read.
-			c.sweep(now, now.Sub(last) > 3*clientSweep)
-			last = now
+			awake.sweep(now)
+			c.still.Store(int64(awake.lost))
+			c.sweep(now)
 		}
 	}
 }
@@ -278,69 +274,59 @@ func (c *Client) sendCancels() {
 	}
 }
 
-// sweep ends the calls that no instance has answered in time, and those whose
-// deadline is ours. stalled says that this process may not have read an answer.
-func (c *Client) sweep(now time.Time, stalled bool) {
+// sweep looks for the calls that no instance has answered in time, and ends
+// those whose deadline is ours.
+func (c *Client) sweep(now time.Time) {
 	c.forget(now)
 	limit := c.cfg.AcceptBudget + c.cfg.AcceptBudget/4
+	var silent []silentCall
 	for _, call := range c.snapshot() {
-		switch {
-		case call.overdue(now):
+		if call.overdue(now) {
 			call.fail(status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error()))
-		case !stalled && call.unansweredFor(now) > limit:
-			call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
+			continue
+		}
+		if waited, push := call.unansweredFor(now); waited > limit {
+			silent = append(silent, silentCall{call, push})
 		}
 	}
+	if len(silent) == 0 {
+		return
+	}
+	// The answer may be here and not read yet.
+	c.whenRead(func() {
+		for _, s := range silent {
+			s.call.notAccepted(s.push)
+		}
+	})
+}
+
+// silentCall is a call whose push, which is told by its number, was not
+// answered.
+type silentCall struct {
+	call *clientCall
+	push int
 }
 
 // Lost fails all calls that the instance accepted in the epoch (any epoch for
 // 0) with Unavailable and reason WORKER_LOST. What the instance sent before is
 // delivered first, so Lost works on the calls a moment later.
 func (c *Client) Lost(instance string, epoch uint64) {
-	// The instance's last frames may still wait in our own queue. A message to
-	// ourselves arrives behind them.
-	c.mu.Lock()
-	c.marks++
-	n := c.marks
-	c.lost = append(c.lost, lostMark{n: n, instance: instance, epoch: epoch})
-	c.mu.Unlock()
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], n)
-	if err := c.conn.nc.Publish(c.prefix+tokenLost, b[:]); err != nil {
-		c.giveUp(n)
-	}
-}
-
-// giveUp fails the calls of the marks up to n.
-func (c *Client) giveUp(n uint64) {
-	c.mu.Lock()
-	i := 0
-	for i < len(c.lost) && c.lost[i].n <= n {
-		i++
-	}
-	marks := c.lost[:i:i]
-	c.lost = c.lost[i:]
-	var calls []*clientCall
-	if len(marks) > 0 {
-		calls = c.snapshotLocked()
-	}
-	c.mu.Unlock()
-	for _, call := range calls {
-		for _, m := range marks {
-			if call.acceptedBy(m.instance, m.epoch) {
+	c.whenRead(func() {
+		for _, call := range c.snapshot() {
+			if call.acceptedBy(instance, epoch) {
 				call.fail(failure(codes.Unavailable, ReasonWorkerLost, "the instance that ran the call is gone"))
 			}
 		}
-	}
+	})
 }
 
 // onMsg dispatches a message to its call. It runs on the goroutine of the
 // subscription and never waits for a call.
 func (c *Client) onMsg(m *nats.Msg) {
 	token := m.Subject[len(c.prefix):]
-	if token == tokenLost {
+	if token == tokenMark {
 		if len(m.Data) == 8 {
-			c.giveUp(binary.BigEndian.Uint64(m.Data))
+			c.reached(binary.BigEndian.Uint64(m.Data))
 		}
 		return
 	}
@@ -549,7 +535,7 @@ func (c *Client) remove(call *clientCall, leave bool) {
 // Tokens of the last part of a subject that are no calls; those start with 'c'
 // and go on with a number.
 const (
-	tokenLost = "lost"
+	tokenMark = "mark"
 	tokenOpen = "open"
 	tokenPing = "ping"
 )

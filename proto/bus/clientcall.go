@@ -121,6 +121,7 @@ type clientCall struct {
 	openCost  int
 	firstPush time.Time
 	lastPush  time.Time // zero while none is on the way
+	pushStill int64     // how long the client had stood still then
 	pushes    int
 	pushing   bool // somebody publishes open without the lock, and owns it
 	again     bool // and has to do it once more
@@ -128,6 +129,7 @@ type clientCall struct {
 
 	ctl      string
 	instance []byte // aliases the frame
+	sign     *lifeSign
 	epoch    uint64
 	seq      uint64 // of the last frame sent
 	out      sender
@@ -301,7 +303,7 @@ func (call *clientCall) push() error {
 	}
 	attempt := call.pushes
 	call.pushes++
-	call.lastPush = now
+	call.lastPush, call.pushStill = now, call.c.still.Load()
 	call.again = false
 	buf := call.open
 	call.mu.Unlock()
@@ -441,11 +443,15 @@ func backoff(n int) time.Duration {
 func (call *clientCall) onFrame(f *frame) (taken bool) {
 	switch f.kind {
 	case kindBusy:
+		call.c.signs.of(f.instance).sign()
 		call.onBusy()
 		return true
 	case kindWindow:
 		call.mu.Lock()
 		call.out.refill(f.window)
+		if call.sign != nil {
+			call.sign.sign()
+		}
 		sender := call.sendWake
 		call.mu.Unlock()
 		notify(sender)
@@ -510,10 +516,12 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 		}
 		call.accepted = true
 		call.ctl, call.instance, call.epoch = ctl, f.instance, f.epoch
+		call.sign = call.c.signs.of(f.instance)
 		call.out.avail = int64(f.window) - int64(call.openCost)
 		call.lastPush = time.Time{}
 		call.dropOpenLocked()
 	}
+	call.sign.sign()
 	if err := call.in.next(f.seq); err != nil {
 		return 0, err
 	}
@@ -643,14 +651,25 @@ func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
 // overdue reports whether a deadline has passed that no context enforces.
 func (call *clientCall) overdue(now time.Time) bool { return call.swept && now.After(call.deadline) }
 
-// unansweredFor is how long the last push has been without an answer.
-func (call *clientCall) unansweredFor(now time.Time) time.Duration {
+// unansweredFor is how long the last push has been without an answer, without
+// the time for which this process stood still, and the number of that push.
+func (call *clientCall) unansweredFor(now time.Time) (waited time.Duration, push int) {
 	call.mu.Lock()
 	defer call.mu.Unlock()
 	if call.accepted || call.lastPush.IsZero() {
-		return 0
+		return 0, 0
 	}
-	return now.Sub(call.lastPush)
+	return now.Sub(call.lastPush) - time.Duration(call.c.still.Load()-call.pushStill), call.pushes
+}
+
+// notAccepted: nobody has answered the push in time.
+func (call *clientCall) notAccepted(push int) {
+	call.mu.Lock()
+	answered := call.ended || call.accepted || call.lastPush.IsZero() || call.pushes != push
+	call.mu.Unlock()
+	if !answered {
+		call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
+	}
 }
 
 // trySend sends the next chunk of a message. It returns the remainder, and

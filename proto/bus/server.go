@@ -321,6 +321,12 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	if err := add(nc.Subscribe(s.conn.prefix+"hello", func(*nats.Msg) { notify(r.hello) })); err != nil {
 		return err
 	}
+	// Who may take a call is announced before: a watcher knows of every instance
+	// that may have been given one, even if it did not live to say more.
+	if err := r.serveManifest(); err != nil {
+		return err
+	}
+	r.beat(busv1.Heartbeat_STATE_READY)
 	pool, err := nc.QueueSubscribe(s.conn.prefix+"rpc."+s.cfg.Pool+".*.*", "w", s.onPool)
 	if err := add(pool, err); err != nil {
 		return err
@@ -337,9 +343,6 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 			}
 		},
 	})
-	if err := r.serveManifest(); err != nil {
-		return err
-	}
 	return flush(ctx, nc)
 }
 
