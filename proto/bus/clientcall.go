@@ -239,6 +239,9 @@ func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 		}
 		flags |= FlagMessage
 		first = min(size, call.c.chunk())
+		if first < size {
+			b = appendVarint(b, fieldTotal, uint64(size))
+		}
 		b = appendDataTag(b, first)
 		if first == size {
 			b, err = appendPayload(b, pm)
@@ -536,7 +539,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 		}
 	}
 	if f.kind == kindData || f.kind == kindEnd && f.flags&FlagMessage != 0 {
-		if err := call.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+		if err := call.in.push(f.data, f.flags&FlagMore != 0, f.total); err != nil {
 			return 0, err
 		}
 		owe = call.in.owe()
@@ -672,9 +675,10 @@ func (call *clientCall) notAccepted(push int) {
 	}
 }
 
-// trySend sends the next chunk of a message. It returns the remainder, and
-// false when it has to wait: a stream for sendWake, which is there then.
-func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
+// trySend sends the next chunk of a message; begin says that it is the first. It
+// returns the remainder, and false when it has to wait: a stream for sendWake,
+// which is there then.
+func (call *clientCall) trySend(rest []byte, begin, half bool) ([]byte, bool, error) {
 	call.mu.Lock()
 	if call.ended {
 		call.mu.Unlock()
@@ -691,6 +695,9 @@ func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
 	call.out.spend(n)
 	call.seq++
 	f := frame{kind: kindData, seq: call.seq, data: rest[:n]}
+	if begin && n < len(rest) {
+		f.total = uint64(len(rest))
+	}
 	ctl := call.ctl
 	call.mu.Unlock()
 	rest = rest[n:]

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
@@ -36,6 +37,10 @@ const (
 	// ReasonOverloaded (ResourceExhausted): every instance was busy for the
 	// whole wait budget. No handler ran.
 	ReasonOverloaded = "OVERLOADED"
+	// ReasonTooLarge (ResourceExhausted): a message is larger than its receiver
+	// takes. The details name the limit (metadata "limit", "max", "size"). The
+	// call may have started.
+	ReasonTooLarge = "TOO_LARGE"
 )
 
 // errorDomain marks the ErrorInfo details of this package.
@@ -49,6 +54,25 @@ func failure(code codes.Code, reason, text string) error {
 		return status.Error(codes.Internal, text)
 	}
 	return st.Err()
+}
+
+// tooLarge refuses a message of size bytes or more. It says which limit it is, and
+// where it is set.
+func tooLarge(size uint64, limit int, server bool) error {
+	what, who, name := "response", "caller", "ClientConfig.MaxRecvMsgSize"
+	if server {
+		what, who, name = "request", "instance", "ServerConfig.MaxRecvMsgSize"
+	}
+	st := status.Newf(codes.ResourceExhausted,
+		"the %s has %d bytes or more, and its %s takes %d: the limit is %s of package bus there", what, size, who, limit, name)
+	detailed, err := st.WithDetails(&errdetails.ErrorInfo{
+		Reason: ReasonTooLarge, Domain: errorDomain,
+		Metadata: map[string]string{"limit": name, "max": strconv.Itoa(limit), "size": strconv.FormatUint(size, 10)},
+	})
+	if err != nil {
+		return st.Err()
+	}
+	return detailed.Err()
 }
 
 // Reason returns the reason of an error that the carrier made, one of the

@@ -84,7 +84,7 @@ func samples(t *testing.T) []sample {
 		}},
 		{name: "open_part", about: "A call whose request goes on in DATA: FLAG_MORE and FLAG_MESSAGE.", subject: pool + "PutTerm", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_OPEN, Flags: FlagMore | FlagMessage, Seq: 1, TimeoutUs: 60_000_000, OpenByUs: 1_000_000, Window: 262144,
-			Method: "/example.v1.Glossary/PutTerm", Data: []byte("\x0a\x10the fir"),
+			Method: "/example.v1.Glossary/PutTerm", Data: []byte("\x0a\x18the fir"), Total: 26,
 		}},
 		{name: "open_stream", about: "A call that streams its requests: no message yet.", subject: pool + "Import", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_OPEN, Seq: 1, TimeoutUs: 60_000_000, OpenByUs: 1_000_000, Window: 262144, Method: "/example.v1.Glossary/Import",
@@ -114,6 +114,9 @@ func samples(t *testing.T) []sample {
 		}},
 		{name: "data_events_rest", about: "The last part of a message among the events: FLAG_REST.", subject: goldenEvents, reply: goldenCall, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_DATA, Flags: FlagRest, Seq: 4, Ctl: goldenCall, Load: 4, Data: []byte("nd of it"),
+		}},
+		{name: "data_begin", about: "The first part of a message that is not the first one, with the size of the whole. To the caller.", subject: goldenCaller, reply: goldenCall, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_DATA, Flags: FlagMore, Seq: 4, Load: 4, Total: 12, Data: []byte("\x0a\x0athi"),
 		}},
 		{name: "data_part", about: "A part of a message that goes on: FLAG_MORE. To the instance.", subject: goldenCall, reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_DATA, Flags: FlagMore, Seq: 2, Data: []byte("st half, th"),

@@ -74,7 +74,7 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 	c := &serverCall{
 		s: s, method: m, reply: reply, began: now,
 		reqHead: f.header,
-		in:      inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1},
+		in:      inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1, server: true},
 		half:    f.flags&FlagHalf != 0,
 		window:  uint32(s.cfg.Window),
 	}
@@ -83,7 +83,7 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 		c.events = &serverEvents{subject: string(f.events), left: s.cfg.EventBytes, on: f.flags&FlagKeep != 0}
 	}
 	if f.flags&FlagMessage != 0 {
-		if err := c.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+		if err := c.in.push(f.data, f.flags&FlagMore != 0, f.total); err != nil {
 			c.broken = err
 		}
 	}
@@ -417,7 +417,7 @@ func (c *serverCall) onFrame(f *frame) {
 			err = status.Error(codes.Internal, "the caller sent a frame after its half-close")
 		}
 		if err == nil && f.kind == kindData {
-			err = c.in.push(f.data, f.flags&FlagMore != 0)
+			err = c.in.push(f.data, f.flags&FlagMore != 0, f.total)
 		}
 		if err == nil && (f.kind == kindHalfClose || f.flags&FlagHalf != 0) {
 			c.half = true
@@ -550,6 +550,9 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 			return err
 		}
 		f := frame{kind: kindData, data: body[:n]}
+		if first {
+			f.total = uint64(size)
+		}
 		if body = body[n:]; len(body) > 0 {
 			f.flags = FlagMore
 		}
