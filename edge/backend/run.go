@@ -252,6 +252,8 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 	case codes.Unavailable:
 		b.log.Warn("call not served", "pool", pool, "reason", reason, "error", err)
 		switch reason {
+		case bus.ReasonNotStarted:
+			return &Failure{Kind: Unavailable, Pool: pool, Message: "no worker of the pool " + quote(pool) + " answered; nothing was executed, try again shortly"}
 		case bus.ReasonNoResponders:
 			return &Failure{Kind: Unavailable, Pool: pool}
 		case bus.ReasonDisconnected:

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -66,8 +68,13 @@ type ClientConfig struct {
 	// Known reports whether a pool is believed to exist. A call to a known
 	// pool without responders is repeated for 50 ms, any other fails at once.
 	// It is called from the goroutine that reads frames and must not block.
-	// Nil: no pool is known.
+	// Nil: the pools are known that Members knows.
 	Known func(pool string) bool
+	// Members tells who may have been given a call. With it the client finds
+	// out what became of a call that nobody accepted in time, and offers it
+	// again if it did not start; without it such a call may have started. Nil:
+	// nobody knows.
+	Members Membership
 	// UnaryInterceptors and StreamInterceptors wrap every call, the first
 	// outermost. They get no *grpc.ClientConn, as there is none.
 	UnaryInterceptors  []grpc.UnaryClientInterceptor
@@ -95,6 +102,10 @@ type Client struct {
 	ids    atomic.Uint64
 	sub    atomic.Pointer[nats.Subscription]
 	signs  lifeSigns
+	// fencing holds a value for each call that is being asked about: it bounds
+	// them. Capacity maxFences, never closed.
+	fencing chan struct{}
+	wg      sync.WaitGroup // of the goroutines that ask
 	// still is how long this process has stood still so far.
 	still atomic.Int64
 
@@ -131,19 +142,24 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{
-		conn:   conn,
-		cfg:    cfg,
-		logger: cfg.Logger,
-		prefix: conn.prefix + "e." + cfg.ID + ".",
-		ctlPre: conn.prefix + "i.",
-		unary:  chainUnaryClient(cfg.UnaryInterceptors),
-		stream: chainStreamClient(cfg.StreamInterceptors),
-		ready:  make(chan struct{}),
-		calls:  make(map[uint64]*clientCall),
-		events: make(map[string]*clientCall),
-		left:   make(map[string]time.Time),
+	c := &Client{
+		fencing: make(chan struct{}, maxFences),
+		conn:    conn,
+		cfg:     cfg,
+		logger:  cfg.Logger,
+		prefix:  conn.prefix + "e." + cfg.ID + ".",
+		ctlPre:  conn.prefix + "i.",
+		unary:   chainUnaryClient(cfg.UnaryInterceptors),
+		stream:  chainStreamClient(cfg.StreamInterceptors),
+		ready:   make(chan struct{}),
+		calls:   make(map[uint64]*clientCall),
+		events:  make(map[string]*clientCall),
+		left:    make(map[string]time.Time),
 	}
+	// Ids are not used twice, even by a client that is started again under the
+	// same name; and what an earlier one left on the way belongs to no call.
+	c.ids.Store(rand.Uint64N(1<<runBits) << runShift)
+	return c
 }
 
 // ID returns the address of the client on the bus.
@@ -213,6 +229,7 @@ func (c *Client) stop() {
 	for _, call := range calls {
 		call.stop(status.Error(codes.Unavailable, "the client has stopped"), call.resumable())
 	}
+	c.wg.Wait()
 }
 
 func (c *Client) snapshotLocked() []*clientCall {
@@ -234,7 +251,11 @@ func (c *Client) snapshot() []*clientCall {
 func (c *Client) failAll(why string) {
 	for _, call := range c.snapshot() {
 		reason := ReasonFrameLost
-		if !call.isAccepted() {
+		switch accepted, pushed := call.isOut(); {
+		case accepted:
+		case !pushed:
+			continue // it waits, and nothing of it is on the way
+		default:
 			reason = ReasonNotAccepted
 		}
 		call.stop(failure(codes.Unavailable, reason, why), call.resumable())
@@ -371,7 +392,7 @@ func (c *Client) onMsg(m *nats.Msg) {
 // the ACCEPT comes. A call that was left to go on without us is told that
 // instead. call is nil when nothing is known of it any more.
 func (c *Client) onOrphan(m *nats.Msg, f *frame, call *clientCall) {
-	if f.kind == kindEnd || f.kind == kindBusy {
+	if f.kind == kindEnd || f.kind == kindBusy || f.kind == kindFenced && len(f.ctl) == 0 {
 		return
 	}
 	var flags uint32
@@ -414,6 +435,17 @@ func (c *Client) send(subject, reply string, f *frame) error {
 // chunk is the payload of one frame now.
 func (c *Client) chunk() int { return chunkSize(c.conn.nc, c.cfg.Chunk) }
 
+// known reports whether a pool is believed to exist.
+func (c *Client) known(pool string) bool {
+	if c.cfg.Known != nil {
+		return c.cfg.Known(pool)
+	}
+	if c.cfg.Members == nil {
+		return false
+	}
+	return slices.ContainsFunc(c.cfg.Members.Members(), func(m Member) bool { return m.Pool == pool })
+}
+
 // Pool returns a connection whose calls go to any instance of a pool. It may be
 // used concurrently and needs no closing.
 func (c *Client) Pool(pool string) grpc.ClientConnInterface {
@@ -426,7 +458,7 @@ func (c *Client) Pool(pool string) grpc.ClientConnInterface {
 
 // Instance returns a connection whose calls go to one instance of a pool.
 func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
-	cc := &clientConn{c: c, pool: pool, direct: true, subject: c.ctlPre + instance + "." + tokenOpen}
+	cc := &clientConn{c: c, pool: pool, direct: true, instance: instance, subject: c.ctlPre + instance + "." + tokenOpen}
 	if !validToken(instance) {
 		cc.err = status.Errorf(codes.InvalidArgument, "instance %q is not a subject token", instance)
 	}
@@ -435,11 +467,13 @@ func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
 
 // clientConn is where calls go.
 type clientConn struct {
-	c       *Client
-	pool    string
-	direct  bool
-	subject string // direct: the subject; else its prefix, the method follows
-	err     error  // every call fails with it
+	c      *Client
+	pool   string
+	direct bool
+	// instance is the only one that may get the calls; "": any of the pool.
+	instance string
+	subject  string // direct: the subject; else its prefix, the method follows
+	err      error  // every call fails with it
 
 	// subjects caches the subject of each method; copied on write.
 	subjects atomic.Pointer[map[string]string]
@@ -538,6 +572,8 @@ const (
 	tokenMark = "mark"
 	tokenOpen = "open"
 	tokenPing = "ping"
+	// tokenFence takes questions about calls.
+	tokenFence = "fence"
 )
 
 func callSubject(prefix string, id uint64) string {

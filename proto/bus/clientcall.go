@@ -3,7 +3,6 @@ package bus
 import (
 	"context"
 	"io"
-	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
@@ -13,12 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 )
-
-// openRoom is kept free in front of an OPEN for the fields that differ from
-// one push to the next, so that what does not differ is marshalled once.
-const openRoom = 64
 
 // callOptions are the call options that are honoured.
 type callOptions struct {
@@ -123,8 +117,11 @@ type clientCall struct {
 	lastPush  time.Time // zero while none is on the way
 	pushStill int64     // how long the client had stood still then
 	pushes    int
-	pushing   bool // somebody publishes open without the lock, and owns it
-	again     bool // and has to do it once more
+	target    string // the only instance that may get the push; "": any of the pool
+	fence     *fence // what became of the push is being asked; else nil
+	retries   int    // how often it was found that nothing had started
+	pushing   bool   // somebody publishes open without the lock, and owns it
+	again     bool   // and has to do it once more
 	timer     *time.Timer
 
 	ctl      string
@@ -153,6 +150,7 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 	if call.subject, err = cc.route(method); err != nil {
 		return nil, err
 	}
+	call.target = cc.instance
 	if ctx.Err() != nil {
 		return nil, contextError(ctx)
 	}
@@ -211,237 +209,6 @@ func (call *clientCall) leave() {
 	}
 }
 
-// sendOpen marshals the OPEN with the first message (nil: none) and pushes it.
-// rest is what of the message did not fit.
-func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
-	buf := call.c.bufs.get()
-	var room [openRoom]byte
-	b := append(buf.b, room[:]...) //nolint:gocritic // buf.b is set below, when b is complete
-	b = appendBytes(b, fieldMethod, call.method)
-	if call.resumable() {
-		b = appendBytes(b, fieldEvents, call.c.prefix+call.opts.resume.token)
-	}
-	if md, ok := metadata.FromOutgoingContext(call.ctx); ok {
-		b = appendMD(b, fieldHeader, md)
-	}
-	var flags uint32
-	first, size := 0, 0
-	if msg != nil {
-		pm, err := asProto(msg)
-		if err != nil {
-			call.c.bufs.put(buf)
-			return nil, err
-		}
-		size = proto.Size(pm)
-		if limit := call.opts.maxSend; limit > 0 && size > limit {
-			call.c.bufs.put(buf)
-			return nil, status.Errorf(codes.ResourceExhausted, "trying to send message larger than max (%d vs. %d)", size, limit)
-		}
-		flags |= FlagMessage
-		first = min(size, call.c.chunk())
-		if first < size {
-			b = appendVarint(b, fieldTotal, uint64(size))
-		}
-		b = appendDataTag(b, first)
-		if first == size {
-			b, err = appendPayload(b, pm)
-		} else {
-			flags |= FlagMore
-			var body []byte
-			body, err = appendPayload(make([]byte, 0, size), pm)
-			if err == nil {
-				b, rest = append(b, body[:first]...), body[first:]
-			}
-		}
-		if err != nil {
-			call.c.bufs.put(buf)
-			return nil, err
-		}
-	}
-	if half && rest == nil {
-		flags |= FlagHalf
-	}
-	if call.opts.kept {
-		flags |= FlagKeep
-	}
-	buf.b = b
-
-	call.mu.Lock()
-	if call.ended {
-		err := call.err
-		call.mu.Unlock()
-		call.c.bufs.put(buf)
-		return nil, err
-	}
-	call.open, call.openFlags, call.openCost = buf, flags, 0
-	if msg != nil {
-		call.openCost = first + frameCost
-	}
-	call.seq = 1
-	call.pushing = true
-	call.mu.Unlock()
-	err = call.push()
-	if err == nil && call.stats != nil {
-		md, _ := metadata.FromOutgoingContext(call.ctx)
-		call.stats.outHeader(call.method, md, Addr(call.c.cfg.ID))
-		if msg != nil {
-			call.stats.outPayload(msg, size)
-		}
-	}
-	return rest, err
-}
-
-// push publishes the OPEN once. The caller has set pushing.
-func (call *clientCall) push() error {
-	now := time.Now()
-	call.mu.Lock()
-	if call.open == nil {
-		err := call.err
-		call.pushing = false
-		call.mu.Unlock()
-		return err
-	}
-	if call.pushes == 0 {
-		call.firstPush = now
-	}
-	attempt := call.pushes
-	call.pushes++
-	call.lastPush, call.pushStill = now, call.c.still.Load()
-	call.again = false
-	buf := call.open
-	call.mu.Unlock()
-
-	f := frame{
-		kind:    kindOpen,
-		flags:   call.openFlags,
-		seq:     1,
-		timeout: uint64(max(call.deadline.Sub(now), time.Microsecond).Microseconds()),
-		openBy:  uint64(call.c.cfg.AcceptBudget.Microseconds()),
-		window:  uint32(call.in.window),
-		attempt: uint32(attempt),
-	}
-	var room [openRoom]byte
-	head := f.appendHead(room[:0])
-	from := openRoom - len(head)
-	copy(buf.b[from:], head)
-	err := call.c.conn.publish(call.subject, call.reply, buf.b[from:])
-
-	call.mu.Lock()
-	if call.again && call.open != nil && err == nil {
-		call.mu.Unlock()
-		return call.push()
-	}
-	call.pushing = false
-	gone := call.open == nil
-	call.mu.Unlock()
-	if gone {
-		call.c.bufs.put(buf)
-	}
-	if err != nil {
-		err = openError(err)
-		call.fail(err)
-	}
-	return err
-}
-
-// repush is a push after a pause or an answer that allows one.
-func (call *clientCall) repush() {
-	call.mu.Lock()
-	if call.accepted || call.ended || call.pushing {
-		call.again = true // counts only while somebody pushes
-		call.mu.Unlock()
-		return
-	}
-	call.pushing = true
-	call.mu.Unlock()
-	_ = call.push() // an error has ended the call
-}
-
-// openError is the status of an OPEN that was not sent.
-func openError(err error) error {
-	if isMaxPayload(err) {
-		return status.Error(codes.ResourceExhausted, "metadata of the call does not fit into one message of the bus")
-	}
-	return failure(codes.Unavailable, ReasonDisconnected, "no connection to the bus: "+err.Error())
-}
-
-// lostError is the status of a later frame that was not sent: the call had
-// started.
-func lostError(err error) error {
-	if isMaxPayload(err) {
-		return status.Error(codes.ResourceExhausted, "a frame of the call does not fit into one message of the bus")
-	}
-	return failure(codes.Unavailable, ReasonFrameLost, "no connection to the bus: "+err.Error())
-}
-
-// onBusy repeats the OPEN: at once at first, then with growing pauses.
-func (call *clientCall) onBusy() {
-	now := time.Now()
-	call.mu.Lock()
-	if call.accepted || call.ended || call.lastPush.IsZero() {
-		call.mu.Unlock()
-		return
-	}
-	call.lastPush = time.Time{}
-	if call.pushes <= pushesAtOnce {
-		call.mu.Unlock()
-		call.repush()
-		return
-	}
-	budget := min(call.c.cfg.WaitBudget, call.deadline.Sub(call.firstPush)/4)
-	left := budget - now.Sub(call.firstPush)
-	if left <= 0 {
-		call.mu.Unlock()
-		call.fail(failure(codes.ResourceExhausted, ReasonOverloaded, "every instance is busy"))
-		return
-	}
-	pause := backoff(call.pushes - pushesAtOnce - 1)
-	call.timer = time.AfterFunc(min(pause, left), call.repush)
-	call.mu.Unlock()
-}
-
-// onNoResponders: nobody listens to the last thing that was sent.
-func (call *clientCall) onNoResponders() {
-	now := time.Now()
-	call.mu.Lock()
-	if call.ended {
-		call.mu.Unlock()
-		return
-	}
-	if call.accepted {
-		call.mu.Unlock()
-		call.fail(failure(codes.Unavailable, ReasonWorkerLost, "the instance that ran the call is gone"))
-		return
-	}
-	call.lastPush = time.Time{}
-	pushes, since := call.pushes, now.Sub(call.firstPush)
-	call.mu.Unlock()
-
-	pause := backoff(pushes - 1)
-	if !call.opts.waitForReady {
-		pause = min(pause, noResponderRetry-since)
-		if call.cc.direct || call.c.cfg.Known == nil || !call.c.cfg.Known(call.cc.pool) {
-			pause = 0
-		}
-	}
-	if pause <= 0 {
-		call.fail(failure(codes.Unavailable, ReasonNoResponders, "no instance of pool "+call.cc.pool+" is there"))
-		return
-	}
-	call.mu.Lock()
-	if !call.ended {
-		call.timer = time.AfterFunc(pause, call.repush)
-	}
-	call.mu.Unlock()
-}
-
-// backoff is the n-th pause, from 2 ms doubling to 64 ms, of which up to a half
-// is taken off at random.
-func backoff(n int) time.Duration {
-	d := min(minBackoff<<min(max(n, 0), 10), maxBackoff)
-	return d - rand.N(d/2+1)
-}
-
 // onFrame takes a frame of the worker; false when the call has ended already.
 func (call *clientCall) onFrame(f *frame) (taken bool) {
 	switch f.kind {
@@ -461,6 +228,9 @@ func (call *clientCall) onFrame(f *frame) (taken bool) {
 		if call.unaryCall {
 			notify(call.wake)
 		}
+		return true
+	case kindFenced:
+		call.onFenced(f)
 		return true
 	case kindAccept, kindHeaders, kindData, kindEnd:
 	default:
@@ -518,6 +288,10 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 			return 0, status.Error(codes.Internal, "the worker accepted the call without an address")
 		}
 		call.accepted = true
+		if call.fence != nil {
+			call.fence.cancel()
+			call.fence = nil
+		}
 		call.ctl, call.instance, call.epoch = ctl, f.instance, f.epoch
 		call.sign = call.c.signs.of(f.instance)
 		call.out.avail = int64(f.window) - int64(call.openCost)
@@ -598,6 +372,10 @@ func (call *clientCall) stop(err error, leave bool) {
 		}
 	}
 	call.dropOpenLocked()
+	if call.fence != nil {
+		call.fence.cancel()
+		call.fence = nil
+	}
 	ctl := call.ctl
 	sender := call.sendWake
 	call.mu.Unlock()
@@ -639,10 +417,12 @@ func (call *clientCall) endError() error {
 	return call.err
 }
 
-func (call *clientCall) isAccepted() bool {
+// isOut reports whether the call was accepted, and otherwise whether an OPEN is on
+// the way.
+func (call *clientCall) isOut() (accepted, pushed bool) {
 	call.mu.Lock()
 	defer call.mu.Unlock()
-	return call.accepted
+	return call.accepted, !call.lastPush.IsZero()
 }
 
 func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
@@ -653,27 +433,6 @@ func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
 
 // overdue reports whether a deadline has passed that no context enforces.
 func (call *clientCall) overdue(now time.Time) bool { return call.swept && now.After(call.deadline) }
-
-// unansweredFor is how long the last push has been without an answer, without
-// the time for which this process stood still, and the number of that push.
-func (call *clientCall) unansweredFor(now time.Time) (waited time.Duration, push int) {
-	call.mu.Lock()
-	defer call.mu.Unlock()
-	if call.accepted || call.lastPush.IsZero() {
-		return 0, 0
-	}
-	return now.Sub(call.lastPush) - time.Duration(call.c.still.Load()-call.pushStill), call.pushes
-}
-
-// notAccepted: nobody has answered the push in time.
-func (call *clientCall) notAccepted(push int) {
-	call.mu.Lock()
-	answered := call.ended || call.accepted || call.lastPush.IsZero() || call.pushes != push
-	call.mu.Unlock()
-	if !answered {
-		call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
-	}
-}
 
 // trySend sends the next chunk of a message; begin says that it is the first. It
 // returns the remainder, and false when it has to wait: a stream for sendWake,

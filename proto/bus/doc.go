@@ -15,6 +15,7 @@
 //	mr.T.i.<instance>.open      OPEN to one instance
 //	mr.T.i.<instance>.c<call>   frames to the instance that runs a call
 //	mr.T.i.<instance>.ping      "are you there?", answered at once
+//	mr.T.i.<instance>.fence     "what became of my OPEN?"
 //	mr.T.e.<client>.c<call>     frames to the caller of a call
 //	mr.T.e.<client>.ev.<session>.<stream>.<round>
 //	                            events of a resumable call
@@ -35,8 +36,8 @@
 //
 // One NATS message is one Frame (millrace/bus/v1/frame.proto).
 //
-//	caller to instance: OPEN DATA HALF_CLOSE CANCEL WINDOW
-//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW
+//	caller to instance: OPEN DATA HALF_CLOSE CANCEL WINDOW FENCE
+//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW FENCED
 //
 // OPEN, DATA and HALF_CLOSE are numbered from 1 by the caller; ACCEPT, HEADERS,
 // DATA and END from 1 by the instance. NATS keeps the order of a publisher but
@@ -86,8 +87,11 @@
 // call and never will. The OPEN is repeated twice at once and then after pauses
 // of 2 to 64 ms, until the wait budget is spent: ResourceExhausted, OVERLOADED.
 //
-// No answer within the accept budget: Unavailable, NOT_ACCEPTED; the call may
-// have started. The instance is gone (NATS says so when something is sent to
+// No answer within the accept budget: the client asks every instance that may
+// have got the OPEN (ClientConfig.Members knows them). If all of them say that
+// they have not run the call and never will, it is offered again, at most twice:
+// then Unavailable, NOT_STARTED. Otherwise Unavailable, NOT_ACCEPTED; the call may
+// have started. docs/wire.md says why that can be relied on. The instance is gone (NATS says so when something is sent to
 // it, and the Watcher when it is silent or a new epoch began): Unavailable,
 // WORKER_LOST. The connection of the caller is lost: its calls end at once with
 // FRAME_LOST or NOT_ACCEPTED, and new ones fail with DISCONNECTED, since nothing
@@ -102,8 +106,8 @@
 // server closes a connection for good, as the client library takes it: everything
 // ends, and Run returns an error.
 //
-// Only after NO_RESPONDERS, DISCONNECTED and OVERLOADED it is certain that no
-// handler ran.
+// Only after NO_RESPONDERS, DISCONNECTED, OVERLOADED and NOT_STARTED it is certain
+// that no handler ran.
 //
 // # Resumable calls
 //
@@ -125,7 +129,8 @@
 // An instance sends one every second, give or take a tenth, at once when its
 // state or manifest changed, and within 250 ms after a hello. A Watcher that has
 // heard nothing for 1.25 s asks directly: no responders, or twice no answer
-// within 300 ms, and the instance is gone. An instance that leaves says DRAINING
+// within 300 ms while its connection was not slow and no frame came, and the
+// instance counts as gone until it is heard of again. An instance that leaves says DRAINING
 // and answers BUSY for 300 ms, unsubscribes, lets calls finish for its grace
 // period, ends the rest with Unavailable and DRAINING, and says GONE.
 package bus

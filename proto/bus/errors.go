@@ -23,6 +23,10 @@ const (
 	// ReasonNotAccepted (Unavailable): no instance answered within the accept
 	// budget. The call may have started.
 	ReasonNotAccepted = "NOT_ACCEPTED"
+	// ReasonNotStarted (Unavailable): nobody accepted the call, and everybody who
+	// may have been given it has said that it did not start and never will. No
+	// handler ran.
+	ReasonNotStarted = "NOT_STARTED"
 	// ReasonFrameLost (Unavailable): a frame of the call was lost, or the
 	// connection that carried it. The call had started.
 	ReasonFrameLost = "FRAME_LOST"

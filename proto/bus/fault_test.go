@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/millrace/millrace/proto/localnats"
 )
@@ -15,10 +16,12 @@ import (
 // to the server. The zero value lets everything through.
 type faults struct {
 	ns *localnats.Server
-	// drop decides about each message, by one goroutine at a time for each
-	// direction of a connection. Set before the first connection; nil drops
-	// nothing.
-	drop func(toServer bool, subject, reply string, payload []byte) bool
+	// fate decides about each message, by one goroutine at a time for each
+	// direction of a connection: 0 lets it through, a positive time is how much
+	// later it goes to the server, out of order as NATS itself would not do it,
+	// and anything else loses it. Set before the first connection; nil lets all
+	// through.
+	fate func(toServer bool, subject, reply string, payload []byte) time.Duration
 
 	mu   sync.Mutex
 	held chan struct{} // closed when reading may go on; nil: nothing is held
@@ -52,7 +55,7 @@ func (f *faults) release() {
 // connectFaulty is connect through faults.
 func connectFaulty(t testing.TB, f *faults) *Conn {
 	t.Helper()
-	conn, err := Connect(within(t), ConnConfig{URL: "nats://memory", Dialer: f, Name: t.Name(), Logger: newLog(t).logger()})
+	conn, err := Connect(within(t), ConnConfig{URL: "nats://127.0.0.1:1", Dialer: f, Name: t.Name(), Logger: newLog(t).logger()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,6 +63,9 @@ func connectFaulty(t testing.TB, f *faults) *Conn {
 	t.Cleanup(f.release)
 	return conn
 }
+
+// lose is the fate of a message that never arrives.
+const lose time.Duration = -1
 
 // faultConn takes the protocol of NATS apart. One goroutine reads and one writes.
 type faultConn struct {
@@ -112,7 +118,7 @@ func (c *faultConn) pass(b []byte, toServer bool, to *[]byte) (rest []byte) {
 		}
 		end := i + 2
 		fields := strings.Fields(string(b[:i]))
-		drop := false
+		var fate time.Duration
 		if len(fields) > 2 && (fields[0] == "PUB" || fields[0] == "HPUB" || fields[0] == "MSG" || fields[0] == "HMSG") {
 			size, err := strconv.Atoi(fields[len(fields)-1])
 			if err != nil {
@@ -134,10 +140,16 @@ func (c *faultConn) pass(b []byte, toServer bool, to *[]byte) (rest []byte) {
 			if len(fields) == names+1+numbers {
 				reply = fields[names]
 			}
-			drop = c.f.drop != nil && c.f.drop(toServer, fields[1], reply, payload)
+			if c.f.fate != nil {
+				fate = c.f.fate(toServer, fields[1], reply, payload)
+			}
 		}
-		if !drop {
+		switch {
+		case fate == 0:
 			*to = append(*to, b[:end]...)
+		case fate > 0 && toServer:
+			late := bytes.Clone(b[:end])
+			time.AfterFunc(fate, func() { _, _ = c.Conn.Write(late) }) // the connection may be closed by then
 		}
 		b = b[end:]
 	}

@@ -99,6 +99,15 @@ func samples(t *testing.T) []sample {
 		{name: "busy", about: "The instance did not take the call and never will.", subject: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_BUSY, Instance: goldenInstance, Load: 64,
 		}},
+		{name: "fence", about: "The caller does not know what became of its OPEN, and asks an instance about the call.", subject: "mr.main.i." + goldenInstance + ".fence", reply: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_FENCE,
+		}},
+		{name: "fenced_never", about: "The instance has not run the call, and will not from now on.", subject: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_FENCED, Fence: busv1.Frame_FENCE_NEVER, Instance: goldenInstance, Epoch: goldenEpoch, Load: 4,
+		}},
+		{name: "fenced_running", about: "The instance runs the call. It has the address of the call.", subject: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_FENCED, Fence: busv1.Frame_FENCE_RUNNING, Ctl: goldenCall, Instance: goldenInstance, Epoch: goldenEpoch, Load: 4,
+		}},
 		{name: "headers", about: "Response headers before the first message; the call was accepted before.", subject: goldenCaller, reply: goldenCall, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_HEADERS, Seq: 2, Load: 4, Header: []*busv1.Meta{{Key: "lang", Value: []byte("pl")}},
 		}},

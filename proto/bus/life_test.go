@@ -222,9 +222,17 @@ func TestLargeResultsLoseNobody(t *testing.T) {
 		startServer(t, connect(t, ns), ServerConfig{}, leanService{})
 	}
 	conn := connect(t, ns)
-	c := startClient(t, conn, ClientConfig{})
 	var lost lostLog
-	w := startWatcher(t, conn, WatcherConfig{OnLost: func(m Member) { lost.add(m); c.Lost(m.Instance, m.Epoch) }, Heard: c.Heard})
+	var c *Client
+	w := NewWatcher(conn, WatcherConfig{
+		OnLost: func(m Member) { lost.add(m); c.Lost(m.Instance, m.Epoch) },
+		Heard:  func(instance string) uint64 { return c.Heard(instance) },
+	})
+	c = startClient(t, conn, ClientConfig{Members: w})
+	actor(t, w.Synced(), w.Run)
+	eventually(t, func() bool { // a watcher that has just begun knows too little
+		return must[Roster](t)(w.Roster(within(t), "test")).Changed.Before(time.Now())
+	})
 	client := grpc_testing.NewTestServiceClient(c.Pool("test"))
 	var calls errgroup.Group
 	for range parallel {

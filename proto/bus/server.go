@@ -132,6 +132,8 @@ type Server struct {
 	services  map[string]grpc.ServiceInfo
 	regErr    error
 	unsent    []*serverCall // ended without a connection, so at most Slots
+	memory    callMemory
+	fences    uint64 // questions about calls so far
 	manifest  []byte
 	manifests []servedManifest // newest last
 }
@@ -544,6 +546,8 @@ func (s *Server) onMsg(m *nats.Msg) {
 		s.onOpen(m, time.Now(), 0)
 	case tokenPing:
 		s.onPing(m)
+	case tokenFence:
+		s.onFence(m)
 	default:
 		id, ok := parseCall(token)
 		if !ok {
@@ -571,7 +575,8 @@ func (s *Server) onMsg(m *nats.Msg) {
 // onOpen starts a call or refuses it. age bounds how long the OPEN has waited
 // in this process.
 func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
-	if !s.validReply(m.Reply) {
+	caller, id, ok := s.callOf(m.Reply)
+	if !ok {
 		return
 	}
 	var f frame
@@ -612,6 +617,15 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
 	}
 	s.mu.Lock()
 	if s.draining || s.closed || len(s.calls) >= s.cfg.Slots {
+		s.mu.Unlock()
+		call.cancel()
+		call.leaveSlot()
+		s.busy(m.Reply)
+		return
+	}
+	call.key = callKey{caller: s.memory.caller(caller, now), id: id}
+	if s.memory.isFenced(call.key) {
+		// Its caller has been told that it will not begin here.
 		s.mu.Unlock()
 		call.cancel()
 		call.leaveSlot()
@@ -664,6 +678,7 @@ func (s *Server) done(call *serverCall) {
 	call.leaveSlot()
 	s.mu.Lock()
 	delete(s.calls, call.id)
+	s.memory.ran(call.key)
 	s.used.Store(int32(len(s.calls)))
 	s.mu.Unlock()
 	s.wg.Done()
@@ -705,23 +720,6 @@ func (s *Server) unknown(name string) *status.Status {
 		return status.Newf(codes.Unimplemented, "unknown method %v for service %v", m, service)
 	}
 	return status.Newf(codes.Unimplemented, "unknown service %v", service)
-}
-
-// validReply reports whether an OPEN may name reply as its caller: else it
-// could make the instance publish anywhere.
-func (s *Server) validReply(reply string) bool {
-	n := len(s.replyP)
-	if len(reply) <= n || reply[:n] != s.replyP {
-		return false
-	}
-	rest := reply[n:]
-	for i := range len(rest) {
-		if rest[i] == '.' {
-			_, ok := parseCall(rest[i+1:])
-			return ok && validToken(rest[:i])
-		}
-	}
-	return false
 }
 
 func (s *Server) onPing(m *nats.Msg) {

@@ -32,6 +32,7 @@ type serverCall struct {
 	id     uint64
 	ctl    string // where the caller's frames arrive
 	reply  string // where the caller is
+	key    callKey
 	began  time.Time
 
 	ctx     context.Context
