@@ -105,7 +105,12 @@ type Client struct {
 	// fencing holds a value for each call that is being asked about: it bounds
 	// them. Capacity maxFences, never closed.
 	fencing chan struct{}
-	wg      sync.WaitGroup // of the goroutines that ask
+	queues  sync.Map // of *poolQueue, by pool
+	pools   sync.Map // of *clientConn, by pool
+	// offers carries free slots. The connection sends, dropping when it is full;
+	// never closed.
+	offers chan *nats.Msg
+	wg     sync.WaitGroup // of the goroutines that ask
 	// still is how long this process has stood still so far.
 	still atomic.Int64
 
@@ -144,6 +149,7 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 	}
 	c := &Client{
 		fencing: make(chan struct{}, maxFences),
+		offers:  make(chan *nats.Msg, offerQueue),
 		conn:    conn,
 		cfg:     cfg,
 		logger:  cfg.Logger,
@@ -199,6 +205,9 @@ func (c *Client) Run(ctx context.Context) error {
 	if err := flush(ctx, c.conn.nc); err != nil {
 		return err
 	}
+	quit := make(chan struct{})
+	defer close(quit)
+	c.wg.Go(func() { c.takeOffers(quit) })
 	c.open.Store(true)
 	close(c.ready)
 
@@ -449,11 +458,17 @@ func (c *Client) known(pool string) bool {
 // Pool returns a connection whose calls go to any instance of a pool. It may be
 // used concurrently and needs no closing.
 func (c *Client) Pool(pool string) grpc.ClientConnInterface {
+	if cc, ok := c.pools.Load(pool); ok {
+		return cc.(*clientConn)
+	}
 	cc := &clientConn{c: c, pool: pool, subject: c.conn.prefix + "rpc." + pool + "._."}
 	if !validToken(pool) {
 		cc.err = status.Errorf(codes.InvalidArgument, "pool %q is not a subject token", pool)
+		return cc
 	}
-	return cc
+	cc.queue = c.queue(pool)
+	got, _ := c.pools.LoadOrStore(pool, cc)
+	return got.(*clientConn)
 }
 
 // Instance returns a connection whose calls go to one instance of a pool.
@@ -470,6 +485,7 @@ type clientConn struct {
 	c      *Client
 	pool   string
 	direct bool
+	queue  *poolQueue // where calls wait for a slot; nil if direct
 	// instance is the only one that may get the calls; "": any of the pool.
 	instance string
 	subject  string // direct: the subject; else its prefix, the method follows

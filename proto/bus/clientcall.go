@@ -22,6 +22,7 @@ type callOptions struct {
 	maxRecv, maxSend  int
 	waitForReady      bool
 	kept              bool
+	fair              fairKey
 	resume            *resumeOptions // nil: the call is not resumable
 }
 
@@ -51,6 +52,8 @@ func (o *callOptions) parse(opts []grpc.CallOption) error {
 			o.resume = &resumeOptions{token: token, number: opt.number}
 		case keptOption:
 			o.kept = true
+		case fairOption:
+			o.fair = opt.key
 		default:
 			if forInterceptor(opt) {
 				continue
@@ -118,6 +121,9 @@ type clientCall struct {
 	pushStill int64     // how long the client had stood still then
 	pushes    int
 	target    string // the only instance that may get the push; "": any of the pool
+	queued    bool   // it has waited for a slot
+	waitUntil time.Time
+	waitTimer *time.Timer
 	fence     *fence // what became of the push is being asked; else nil
 	retries   int    // how often it was found that nothing had started
 	pushing   bool   // somebody publishes open without the lock, and owns it
@@ -132,6 +138,11 @@ type clientCall struct {
 	out      sender
 	half     bool // HALF_CLOSE follows as soon as the call is accepted
 	in       inbox
+
+	// lane and seat are where the call waits for a slot; without a seat it is
+	// out for a try. The lock of the queue guards them, and not mu.
+	lane *lane
+	seat *seat
 
 	header, trailer metadata.MD
 	headerDone      bool // header is final
@@ -214,7 +225,7 @@ func (call *clientCall) onFrame(f *frame) (taken bool) {
 	switch f.kind {
 	case kindBusy:
 		call.c.signs.of(f.instance).sign()
-		call.onBusy()
+		call.onBusy(f)
 		return true
 	case kindWindow:
 		call.mu.Lock()
@@ -256,7 +267,11 @@ func (call *clientCall) onFrame(f *frame) (taken bool) {
 	}
 	ended := call.ended
 	sender := call.sendWake
+	queued := call.queued && call.accepted && !wasAccepted
 	call.mu.Unlock()
+	if queued {
+		call.cc.queue.leave(call, true)
+	}
 
 	switch {
 	case err != nil:
@@ -296,6 +311,9 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 		call.sign = call.c.signs.of(f.instance)
 		call.out.avail = int64(f.window) - int64(call.openCost)
 		call.lastPush = time.Time{}
+		if call.waitTimer != nil {
+			call.waitTimer.Stop()
+		}
 		call.dropOpenLocked()
 	}
 	call.sign.sign()
@@ -362,9 +380,12 @@ func (call *clientCall) stop(err error, leave bool) {
 	} else {
 		call.in.drop()
 	}
-	if call.timer != nil {
-		call.timer.Stop()
+	for _, timer := range []*time.Timer{call.timer, call.waitTimer} {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
+	queued := call.queued && !call.accepted
 	if !call.headerDone {
 		call.headerDone = true
 		if call.gotHeader != nil {
@@ -379,6 +400,9 @@ func (call *clientCall) stop(err error, leave bool) {
 	ctl := call.ctl
 	sender := call.sendWake
 	call.mu.Unlock()
+	if queued {
+		call.cc.queue.leave(call, false)
+	}
 	call.release()
 	// Without an address the CANCEL has to wait for the ACCEPT, see onOrphan.
 	if ctl != "" {

@@ -106,7 +106,18 @@ func (call *clientCall) settle(ctx context.Context, fence *fence, pushed time.Ti
 	call.lastPush = time.Time{}
 	call.retries++
 	again := call.retries <= fenceRetries
+	// It waits anew, if it has to.
+	call.target, call.firstPush, call.waitUntil = call.cc.instance, time.Now(), time.Time{}
+	if call.waitTimer != nil {
+		call.waitTimer.Stop()
+		call.waitTimer = nil
+	}
+	queued := call.queued
+	call.queued = false
 	call.mu.Unlock()
+	if queued {
+		call.cc.queue.leave(call, false)
+	}
 	switch {
 	case !never:
 		call.fail(notAcceptedError(why))

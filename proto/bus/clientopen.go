@@ -81,9 +81,14 @@ func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
 		call.openCost = first + frameCost
 	}
 	call.seq = 1
-	call.pushing = true
+	wait := call.cc.queue != nil && call.cc.queue.waiting.Load() > 0 && call.c.cfg.WaitBudget > 0
+	call.pushing = !wait
 	call.mu.Unlock()
-	err = call.push()
+	if wait {
+		call.cc.queue.join(call, "", false)
+	} else {
+		err = call.push()
+	}
 	if err == nil && call.stats != nil {
 		md, _ := metadata.FromOutgoingContext(call.ctx)
 		call.stats.outHeader(call.method, md, Addr(call.c.cfg.ID))
@@ -111,6 +116,9 @@ func (call *clientCall) push() error {
 	call.pushes++
 	call.lastPush, call.pushStill = now, call.c.still.Load()
 	subject, reply := call.subject, call.reply
+	if call.target != "" {
+		subject = call.c.ctlPre + call.target + "." + tokenOpen
+	}
 	call.again = false
 	buf := call.open
 	call.mu.Unlock()
@@ -178,8 +186,8 @@ func lostError(err error) error {
 	return failure(codes.Unavailable, ReasonFrameLost, "no connection to the bus: "+err.Error())
 }
 
-// onBusy repeats the OPEN: at once at first, then with growing pauses.
-func (call *clientCall) onBusy() {
+// onBusy repeats the OPEN: at once at first, then when a slot is offered.
+func (call *clientCall) onBusy(f *frame) {
 	now := time.Now()
 	call.mu.Lock()
 	if call.accepted || call.ended || call.lastPush.IsZero() {
@@ -195,6 +203,26 @@ func (call *clientCall) onBusy() {
 		return
 	}
 	call.lastPush = time.Time{}
+	target, queued, pushes, q := call.target, call.queued, call.pushes, call.cc.queue
+	if q == nil || call.c.cfg.WaitBudget < 0 {
+		call.pauseLocked(now)
+		return
+	}
+	call.mu.Unlock()
+	if !queued && pushes <= pushesAtOnce && q.waiting.Load() == 0 {
+		call.repush()
+		return
+	}
+	limit := string(f.limit)
+	q.join(call, limit, queued && q.wasIn(call, limit))
+	if limit != "" && target != "" {
+		q.offered(target, "") // the slot is still there, for another sort of call
+	}
+}
+
+// pauseLocked repeats the OPEN of a call that does not wait with others: it is
+// for one instance, or waiting is not wanted. It gives back the lock.
+func (call *clientCall) pauseLocked(now time.Time) {
 	if call.pushes <= pushesAtOnce {
 		call.mu.Unlock()
 		call.repush()
@@ -204,7 +232,7 @@ func (call *clientCall) onBusy() {
 	left := budget - now.Sub(call.firstPush)
 	if left <= 0 {
 		call.mu.Unlock()
-		call.fail(failure(codes.ResourceExhausted, ReasonOverloaded, "every instance is busy"))
+		call.fail(overloaded(call.cc.pool, 0, call.c.cfg.WaitBudget))
 		return
 	}
 	pause := backoff(call.pushes - pushesAtOnce - 1)
@@ -233,7 +261,13 @@ func (call *clientCall) onNoResponders() {
 	}
 	call.lastPush = time.Time{}
 	pushes, since := call.pushes, now.Sub(call.firstPush)
+	offered := call.queued && call.target != ""
 	call.mu.Unlock()
+	if offered {
+		// Only the instance that offered is gone.
+		call.cc.queue.join(call, "", true)
+		return
+	}
 
 	pause := backoff(pushes - 1)
 	if !call.opts.waitForReady {

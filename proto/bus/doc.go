@@ -19,14 +19,16 @@
 //	mr.T.e.<client>.c<call>     frames to the caller of a call
 //	mr.T.e.<client>.ev.<session>.<stream>.<round>
 //	                            events of a resumable call
+//	mr.T.cap.<pool>             offers of free slots, queue group "edges"
+//	mr.T.want.<pool>            "somebody waits for a slot"
 //	mr.T.hb.<instance>          heartbeats
 //	mr.T.hello                  asks everybody for a heartbeat
 //	mr.T.man.<hash>             a manifest by its hash, queue group "m"
 //	mr.T.<topic>.<hash>         news, see Server.Broadcast
 //	mr.T.x.<topic>              announcements, see Client.Announce
 //
-// A client has one subscription for all its calls and an instance two, so a
-// call subscribes nothing. Only the OPEN goes to a queue group; every later
+// A client has one subscription for all its calls (and one for each pool while
+// calls to it wait) and an instance three, so a call subscribes nothing. Only the OPEN goes to a queue group; every later
 // frame goes to one address. The address of the caller is the NATS reply
 // subject of the OPEN, so an instance needs no right but to answer. Nothing
 // else publishes to such an address, and neither side publishes to an address
@@ -37,7 +39,7 @@
 // One NATS message is one Frame (millrace/bus/v1/frame.proto).
 //
 //	caller to instance: OPEN DATA HALF_CLOSE CANCEL WINDOW FENCE
-//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW FENCED
+//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW FENCED OFFER
 //
 // OPEN, DATA and HALF_CLOSE are numbered from 1 by the caller; ACCEPT, HEADERS,
 // DATA and END from 1 by the instance. NATS keeps the order of a publisher but
@@ -84,8 +86,14 @@
 //
 // BUSY means that the instance has no free slot, or drains, or cannot tell
 // whether the OPEN is older than the accept budget in it: it did not take the
-// call and never will. The OPEN is repeated twice at once and then after pauses
-// of 2 to 64 ms, until the wait budget is spent: ResourceExhausted, OVERLOADED.
+// call and never will. The OPEN is repeated twice at once; then the call waits,
+// with others of its pool, until an instance offers a free slot, for at most the
+// wait budget: ResourceExhausted, OVERLOADED, with the time that it is likely to
+// take (RetryAfter), which is also said at once to a call that would wait too
+// long. Principals and their sessions take turns, see Fair. An instance makes
+// offers only while somebody waits, so a call costs nothing more as long as there
+// are free slots. What calls wait for may be a limit for their sort of calls
+// (ServerConfig.Admit); then they hold up nobody else.
 //
 // No answer within the accept budget: the client asks every instance that may
 // have got the OPEN (ClientConfig.Members knows them). If all of them say that

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 )
 
 // Reasons of errors that the carrier itself makes, as Reason returns them.
@@ -50,9 +51,10 @@ const (
 // errorDomain marks the ErrorInfo details of this package.
 const errorDomain = "millrace"
 
-// failure makes an error of the carrier.
-func failure(code codes.Code, reason, text string) error {
-	st, err := status.New(code, text).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain})
+// failure makes an error of the carrier, with more details than its reason.
+func failure(code codes.Code, reason, text string, more ...protoadapt.MessageV1) error {
+	details := append([]protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain}}, more...)
+	st, err := status.New(code, text).WithDetails(details...)
 	if err != nil {
 		// Only for code OK, which is no failure.
 		return status.Error(codes.Internal, text)

@@ -177,7 +177,7 @@ func FuzzFrame(f *testing.F) {
 				t.Fatalf("%d calls are left at the client", got)
 			}
 		case 2: // a running call
-			s.onOpen(&nats.Msg{Reply: conn.prefix + "e.fuzz.c1", Data: open.appendTo(nil)}, time.Now(), 0)
+			s.onOpen(&nats.Msg{Reply: conn.prefix + "e.fuzz.c1", Data: open.appendTo(nil)}, time.Now(), 0, false)
 			calls := s.snapshot()
 			if len(calls) != 1 {
 				t.Fatalf("%d calls run", len(calls))

@@ -67,7 +67,7 @@ func samples(t *testing.T) []sample {
 	)
 	beat := &busv1.Heartbeat{
 		Instance: goldenInstance, Pool: "glossary", Version: "1.4.0", Epoch: goldenEpoch, Seq: 17,
-		State: busv1.Heartbeat_STATE_READY, Slots: 64, Used: 3, Manifests: [][]byte{digest[:]},
+		State: busv1.Heartbeat_STATE_READY, Slots: 64, Used: 3, Stalled: 1, Manifests: [][]byte{digest[:]},
 	}
 	draining, gone := proto.CloneOf(beat), proto.CloneOf(beat)
 	draining.Seq, draining.State, draining.Used = 18, busv1.Heartbeat_STATE_DRAINING, 1
@@ -99,6 +99,13 @@ func samples(t *testing.T) []sample {
 		{name: "busy", about: "The instance did not take the call and never will.", subject: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_BUSY, Instance: goldenInstance, Load: 64,
 		}},
+		{name: "busy_limit", about: "The instance did not take the call because of a limit for its sort of calls.", subject: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_BUSY, Instance: goldenInstance, Load: 9, Limit: "render",
+		}},
+		{name: "offer", about: "The instance has a free slot, for whichever caller waits.", subject: "mr.main.cap.glossary", message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_OFFER, Instance: goldenInstance, Load: 63,
+		}},
+		{name: "want", about: "Somebody waits for a free slot of the pool.", subject: "mr.main.want.glossary"},
 		{name: "fence", about: "The caller does not know what became of its OPEN, and asks an instance about the call.", subject: "mr.main.i." + goldenInstance + ".fence", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_FENCE,
 		}},

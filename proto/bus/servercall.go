@@ -38,6 +38,7 @@ type serverCall struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	left    func() // what Admit wants to be called at the end; may be nil
+	limit   string // that of its sort of calls, as Admit says
 	reqHead []meta
 	peer    peer.Peer
 	stats   *callStats
@@ -64,6 +65,10 @@ type serverCall struct {
 	held       *buffer // the first message while it waits, else nil
 	window     uint32
 	events     *serverEvents // nil: the call is not resumable
+
+	// stalledAt is when the context of the handler was first seen to have ended,
+	// since the server was started; 0: not yet.
+	stalledAt atomic.Int64
 
 	// detached: the caller is gone and the call goes on. Set under mu.
 	detached atomic.Bool
@@ -131,8 +136,8 @@ func (c *serverCall) run() {
 
 // admit asks ServerConfig.Admit.
 func (c *serverCall) admit(head []byte) bool {
-	ctx, left, ok := c.s.cfg.Admit(c.ctx, c.method.name, head)
-	if ok {
+	ctx, left, limit, ok := c.s.cfg.Admit(c.ctx, c.method.name, head)
+	if c.limit = limit; ok {
 		c.ctx, c.left = ctx, left
 	}
 	return ok

@@ -52,6 +52,9 @@ type Member struct {
 	// Slots is how many calls the instance runs at a time, Used how many ran
 	// at its last heartbeat.
 	Slots, Used int
+	// Stalled is how many of Used should have ended at the last heartbeat: see
+	// ServerStats.
+	Stalled int
 	// Manifests are the hashes of what it offers, see Watcher.Fetch.
 	Manifests []Hash
 }
@@ -324,6 +327,7 @@ func (r *watcherRun) onBeat(msg *nats.Msg, now time.Time) {
 		Draining: hb.GetState() == busv1.Heartbeat_STATE_DRAINING,
 		Slots:    int(hb.GetSlots()),
 		Used:     int(hb.GetUsed()),
+		Stalled:  int(hb.GetStalled()),
 	}
 	for _, h := range hb.GetManifests() {
 		if len(h) == len(Hash{}) {
@@ -352,7 +356,7 @@ func (r *watcherRun) onBeat(msg *nats.Msg, now time.Time) {
 		r.publish()
 	case !same(previous, next):
 		r.publish()
-	case previous.Used != next.Used && now.Sub(r.stored) >= heartbeatEvery:
+	case (previous.Used != next.Used || previous.Stalled != next.Stalled) && now.Sub(r.stored) >= heartbeatEvery:
 		// Used changes all the time and is no news: a new list for each
 		// heartbeat would cost more than the rest of the watcher.
 		r.store()
