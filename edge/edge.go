@@ -150,19 +150,20 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
 	e := &Edge{
-		cfg:    cfg,
-		log:    cfg.Logger,
-		conn:   conn,
-		client: bus.NewClient(conn, bus.ClientConfig{Logger: cfg.Logger}),
-		guard:  guard,
-		auth:   authenticator,
-		ring:   ring,
-		calls:  &exchange.Calls{},
+		cfg:   cfg,
+		log:   cfg.Logger,
+		conn:  conn,
+		guard: guard,
+		auth:  authenticator,
+		ring:  ring,
+		calls: &exchange.Calls{},
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
 		OnLost: func(m bus.Member) { e.client.Lost(m.Instance, m.Epoch) },
+		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
 	})
+	e.client = bus.NewClient(conn, bus.ClientConfig{Logger: cfg.Logger, Members: e.watcher})
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.stopping, e.stop = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})

@@ -45,19 +45,21 @@ type slotKey struct{}
 
 // admit decides, before a call is accepted, whether its tool has a slot: a
 // refusal at this point costs nothing and sends the call to another instance.
-// It runs on the goroutine that reads from the bus.
-func (w *Worker) admit(ctx context.Context, method string, head []byte) (context.Context, func(), bool) {
+// The name of the tool is the name of the limit: calls that wait for it do not
+// hold up others. It runs on the goroutine that reads from the bus.
+func (w *Worker) admit(ctx context.Context, method string, head []byte) (context.Context, func(), string, bool) {
 	if !w.limited.Load() || method != millracev1.WorkerService_CallTool_FullMethodName {
-		return ctx, nil, true
+		return ctx, nil, "", true
 	}
-	t := w.tool(string(toolOf(head)))
+	name := string(toolOf(head))
+	t := w.tool(name)
 	if t == nil || t.slots == nil {
-		return ctx, nil, true
+		return ctx, nil, "", true
 	}
 	if !t.slots.take() {
-		return ctx, nil, false
+		return ctx, nil, name, false
 	}
-	return context.WithValue(ctx, slotKey{}, t.slots), t.slots.leave, true
+	return context.WithValue(ctx, slotKey{}, t.slots), t.slots.leave, name, true
 }
 
 // toolOf returns the name in the beginning of a CallToolRequest; nil if it is

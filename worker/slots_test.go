@@ -5,7 +5,10 @@ import (
 	"context"
 	"io"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -107,4 +110,50 @@ func TestToolSlotsAreGivenBack(t *testing.T) {
 			t.Error("no result")
 		}
 	}
+}
+
+// Calls that wait for a slot of their tool do not keep those of other tools from
+// the slots that are free, and get theirs as soon as it is free.
+func TestToolSlotsAreOffered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		server := startBus(t)
+		w := newWorker(nil)
+		sleep := func(d time.Duration) func(context.Context, *worker.Call, struct{}) (string, error) {
+			return func(context.Context, *worker.Call, struct{}) (string, error) {
+				time.Sleep(d)
+				return "", nil
+			}
+		}
+		worker.AddTool(w, worker.Tool{Name: "rare", Slots: 1}, sleep(100*time.Millisecond))
+		worker.AddTool(w, worker.Tool{Name: "other"}, sleep(10*time.Millisecond))
+		serve(t, server, w)
+		client := dial(t, server)
+		began := time.Now()
+		var rare, other sync.WaitGroup
+		call := func(wg *sync.WaitGroup, name string) {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				if events, err := callTool(ctx, client, &millracev1.CallToolRequest{Name: name}); err != nil || len(events) != 1 {
+					t.Errorf("%s: %v, %v", name, events, err)
+				}
+			})
+		}
+		for range 5 {
+			call(&rare, "rare")
+		}
+		time.Sleep(50 * time.Millisecond)
+		for range 200 {
+			call(&other, "other")
+		}
+		other.Wait()
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("the other tool took %v", took)
+		}
+		rare.Wait()
+		if took := time.Since(began); took < 500*time.Millisecond || took > 600*time.Millisecond {
+			t.Errorf("five calls of 100 ms, one at a time, took %v", took)
+		}
+	})
 }

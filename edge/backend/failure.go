@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"time"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -66,6 +67,8 @@ type Failure struct {
 	Detail string
 	// Timeout is set for Timeout.
 	Timeout time.Duration
+	// After is when a slot is expected; may be set for Overloaded.
+	After time.Duration
 	// Code is set for Custom, Data for Custom and MissingCapability; Data is
 	// raw JSON and may be empty.
 	Code int
@@ -106,7 +109,7 @@ func (f *Failure) Reason() string {
 func (f *Failure) RetryAfter() time.Duration {
 	switch f.Kind {
 	case Overloaded:
-		return time.Second
+		return cmp.Or(f.After, time.Second)
 	case Unavailable:
 		return 2 * time.Second
 	default:

@@ -62,7 +62,7 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 	if !ok {
 		return Outcome[*millracev1.ToolResult]{Failure: &Failure{Kind: UnknownTool, Subject: req.GetName()}}
 	}
-	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent}
+	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent, caller: req.GetContext()}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
 		return c.CallTool(ctx, req, o.carrier()...)
 	})
@@ -75,7 +75,7 @@ func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResource
 		return Outcome[*millracev1.ResourceResult]{Failure: &Failure{Kind: ResourceNotFound, Subject: req.GetUri()}}
 	}
 	req.UriTemplate = template
-	t := target{pool: pool, subject: req.GetUri(), repeatable: true}
+	t := target{pool: pool, subject: req.GetUri(), repeatable: true, caller: req.GetContext()}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.ReadResourceResponse], error) {
 		return c.ReadResource(ctx, req, o.carrier()...)
 	})
@@ -87,7 +87,7 @@ func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptReques
 	if !ok {
 		return Outcome[*millracev1.PromptResult]{Failure: &Failure{Kind: UnknownPrompt, Subject: req.GetName()}}
 	}
-	t := target{pool: prompt.Pool, subject: req.GetName(), repeatable: true}
+	t := target{pool: prompt.Pool, subject: req.GetName(), repeatable: true, caller: req.GetContext()}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.GetPromptResponse], error) {
 		return c.GetPrompt(ctx, req, o.carrier()...)
 	})
@@ -130,7 +130,8 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 	}
 	call := b.begin(ctx, b.timeout)
 	defer call.end()
-	client := millracev1.NewWorkerServiceClient(b.pools.Pool(t.pool))
+	t.caller = req.GetContext()
+	client := millracev1.NewWorkerServiceClient(fairConn{b.pools.Pool(t.pool), t.fair()})
 	resp, err := client.Complete(o.Trace.outgoing(call), req)
 	if err != nil {
 		return nil, t.named(b.failure(call, t.pool, err))
@@ -147,6 +148,36 @@ type target struct {
 	timeout       time.Duration
 	// repeatable: running it twice does no harm.
 	repeatable bool
+	// caller is who takes turns with others when slots are short.
+	caller *millracev1.CallContext
+}
+
+// fair says on whose behalf the request is made. Without a session, requests of
+// a principal wait in the order in which they came.
+func (t target) fair() grpc.CallOption {
+	p := t.caller.GetPrincipal()
+	principal := ""
+	if p != nil {
+		principal = p.GetIssuer() + "\x00" + p.GetSubject() // neither holds a NUL
+	}
+	return bus.Fair(principal, t.caller.GetScope())
+}
+
+// fairConn makes calls on behalf of somebody.
+type fairConn struct {
+	grpc.ClientConnInterface
+
+	fair grpc.CallOption
+}
+
+// Invoke makes a unary call.
+func (c fairConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return c.ClientConnInterface.Invoke(ctx, method, args, reply, append(opts, c.fair)...)
+}
+
+// NewStream starts a streaming call.
+func (c fairConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return c.ClientConnInterface.NewStream(ctx, desc, method, append(opts, c.fair)...)
 }
 
 func (t target) named(f *Failure) *Failure {
@@ -181,7 +212,7 @@ func run[E event[R], R comparable](
 	if o.Instance != "" {
 		conn = b.pools.Instance(t.pool, o.Instance)
 	}
-	client := millracev1.NewWorkerServiceClient(conn)
+	client := millracev1.NewWorkerServiceClient(fairConn{conn, t.fair()})
 	outcome, heard := attempt[E, R](b, call, t, o, client, open)
 	if f := outcome.Failure; f != nil && f.Kind == WorkerLost && t.repeatable && !heard {
 		b.log.Info("worker lost, trying another one", "pool", t.pool)
@@ -277,13 +308,16 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 		return &Failure{Kind: Timeout, Timeout: c.timeout}
 	case codes.ResourceExhausted:
 		if reason == bus.ReasonOverloaded {
-			return &Failure{Kind: Overloaded, Pool: pool}
+			after, _ := bus.RetryAfter(err)
+			return &Failure{Kind: Overloaded, Pool: pool, After: after}
 		}
 		b.log.Error("message over a limit", "pool", pool, "error", err)
 		return &Failure{Kind: TooLarge, Message: status.Convert(err).Message()}
 	case codes.Unavailable:
 		b.log.Warn("call not served", "pool", pool, "reason", reason, "error", err)
 		switch reason {
+		case bus.ReasonNotStarted:
+			return &Failure{Kind: Unavailable, Pool: pool, Message: "no worker of the pool " + quote(pool) + " answered; nothing was executed, try again shortly"}
 		case bus.ReasonNoResponders:
 			return &Failure{Kind: Unavailable, Pool: pool}
 		case bus.ReasonGoesOn:

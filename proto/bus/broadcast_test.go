@@ -105,17 +105,17 @@ func TestAdmit(t *testing.T) {
 	ns := startNATS(t)
 	var in, out, refused atomic.Int32
 	open := make(chan struct{}) // closed: everything is let in
-	admit := func(ctx context.Context, method string, head []byte) (context.Context, func(), bool) {
+	admit := func(ctx context.Context, method string, head []byte) (context.Context, func(), string, bool) {
 		if method != grpc_testing.TestService_UnaryCall_FullMethodName || len(head) == 0 {
-			return ctx, nil, true
+			return ctx, nil, "", true
 		}
 		select {
 		case <-open:
 			in.Add(1)
-			return context.WithValue(ctx, key{}, "admitted"), func() { out.Add(1) }, true
+			return context.WithValue(ctx, key{}, "admitted"), func() { out.Add(1) }, "", true
 		default:
 			refused.Add(1)
-			return ctx, nil, false
+			return ctx, nil, "", false
 		}
 	}
 	service := funcService{Unary: func(ctx context.Context, _ *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {

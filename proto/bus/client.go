@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -66,8 +68,13 @@ type ClientConfig struct {
 	// Known reports whether a pool is believed to exist. A call to a known
 	// pool without responders is repeated for 50 ms, any other fails at once.
 	// It is called from the goroutine that reads frames and must not block.
-	// Nil: no pool is known.
+	// Nil: the pools are known that Members knows.
 	Known func(pool string) bool
+	// Members tells who may have been given a call. With it the client finds
+	// out what became of a call that nobody accepted in time, and offers it
+	// again if it did not start; without it such a call may have started. Nil:
+	// nobody knows.
+	Members Membership
 	// UnaryInterceptors and StreamInterceptors wrap every call, the first
 	// outermost. They get no *grpc.ClientConn, as there is none.
 	UnaryInterceptors  []grpc.UnaryClientInterceptor
@@ -94,22 +101,27 @@ type Client struct {
 	open   atomic.Bool                  // ready was closed: spares calls the channel
 	ids    atomic.Uint64
 	sub    atomic.Pointer[nats.Subscription]
+	signs  lifeSigns
+	// fencing holds a value for each call that is being asked about: it bounds
+	// them. Capacity maxFences, never closed.
+	fencing chan struct{}
+	queues  sync.Map // of *poolQueue, by pool
+	pools   sync.Map // of *clientConn, by pool
+	// offers carries free slots. The connection sends, dropping when it is full;
+	// never closed.
+	offers chan *nats.Msg
+	wg     sync.WaitGroup // of the goroutines that ask
+	// still is how long this process has stood still so far.
+	still atomic.Int64
 
 	mu      sync.Mutex
 	calls   map[uint64]*clientCall
 	events  map[string]*clientCall // the resumable ones of calls, by the token of their events
 	left    map[string]time.Time   // the deadlines of calls that go on without us, by both their tokens
 	stopped bool
-	lost    []lostMark
-	marks   uint64
+	marks   []mark
+	marked  uint64       // the number of the last one
 	cancels []lateCancel // of calls that ended without a connection
-}
-
-// lostMark is an instance to be given up once what it sent has been read.
-type lostMark struct {
-	n        uint64
-	instance string
-	epoch    uint64
 }
 
 // NewClient returns a client on conn. It does nothing before Run.
@@ -135,19 +147,25 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{
-		conn:   conn,
-		cfg:    cfg,
-		logger: cfg.Logger,
-		prefix: conn.prefix + "e." + cfg.ID + ".",
-		ctlPre: conn.prefix + "i.",
-		unary:  chainUnaryClient(cfg.UnaryInterceptors),
-		stream: chainStreamClient(cfg.StreamInterceptors),
-		ready:  make(chan struct{}),
-		calls:  make(map[uint64]*clientCall),
-		events: make(map[string]*clientCall),
-		left:   make(map[string]time.Time),
+	c := &Client{
+		fencing: make(chan struct{}, maxFences),
+		offers:  make(chan *nats.Msg, offerQueue),
+		conn:    conn,
+		cfg:     cfg,
+		logger:  cfg.Logger,
+		prefix:  conn.prefix + "e." + cfg.ID + ".",
+		ctlPre:  conn.prefix + "i.",
+		unary:   chainUnaryClient(cfg.UnaryInterceptors),
+		stream:  chainStreamClient(cfg.StreamInterceptors),
+		ready:   make(chan struct{}),
+		calls:   make(map[uint64]*clientCall),
+		events:  make(map[string]*clientCall),
+		left:    make(map[string]time.Time),
 	}
+	// Ids are not used twice, even by a client that is started again under the
+	// same name; and what an earlier one left on the way belongs to no call.
+	c.ids.Store(rand.Uint64N(1<<runBits) << runShift)
+	return c
 }
 
 // ID returns the address of the client on the bus.
@@ -187,12 +205,15 @@ func (c *Client) Run(ctx context.Context) error {
 	if err := flush(ctx, c.conn.nc); err != nil {
 		return err
 	}
+	quit := make(chan struct{})
+	defer close(quit)
+	c.wg.Go(func() { c.takeOffers(quit) })
 	c.open.Store(true)
 	close(c.ready)
 
 	tick := time.NewTicker(clientSweep)
 	defer tick.Stop()
-	last := time.Now()
+	awake := clock{last: time.Now()}
 	for {
 		select {
 		case <-ctx.Done():
@@ -201,9 +222,9 @@ func (c *Client) Run(ctx context.Context) error {
 			return c.conn.deadError()
 		case <-tick.C:
 			now := time.Now()
-			// After standing still ourselves the answers wait to be read.
-			c.sweep(now, now.Sub(last) > 3*clientSweep)
-			last = now
+			awake.sweep(now)
+			c.still.Store(int64(awake.lost))
+			c.sweep(now)
 		}
 	}
 }
@@ -217,6 +238,7 @@ func (c *Client) stop() {
 	for _, call := range calls {
 		call.stop(status.Error(codes.Unavailable, "the client has stopped"), call.resumable())
 	}
+	c.wg.Wait()
 }
 
 func (c *Client) snapshotLocked() []*clientCall {
@@ -238,7 +260,11 @@ func (c *Client) snapshot() []*clientCall {
 func (c *Client) failAll(why string) {
 	for _, call := range c.snapshot() {
 		reason := ReasonFrameLost
-		if !call.isAccepted() {
+		switch accepted, pushed := call.isOut(); {
+		case accepted:
+		case !pushed:
+			continue // it waits, and nothing of it is on the way
+		default:
 			reason = ReasonNotAccepted
 		}
 		call.stop(failure(codes.Unavailable, reason, why), call.resumable())
@@ -278,69 +304,59 @@ func (c *Client) sendCancels() {
 	}
 }
 
-// sweep ends the calls that no instance has answered in time, and those whose
-// deadline is ours. stalled says that this process may not have read an answer.
-func (c *Client) sweep(now time.Time, stalled bool) {
+// sweep looks for the calls that no instance has answered in time, and ends
+// those whose deadline is ours.
+func (c *Client) sweep(now time.Time) {
 	c.forget(now)
 	limit := c.cfg.AcceptBudget + c.cfg.AcceptBudget/4
+	var silent []silentCall
 	for _, call := range c.snapshot() {
-		switch {
-		case call.overdue(now):
+		if call.overdue(now) {
 			call.fail(status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error()))
-		case !stalled && call.unansweredFor(now) > limit:
-			call.fail(failure(codes.Unavailable, ReasonNotAccepted, "no instance accepted the call in time"))
+			continue
+		}
+		if waited, push := call.unansweredFor(now); waited > limit {
+			silent = append(silent, silentCall{call, push})
 		}
 	}
+	if len(silent) == 0 {
+		return
+	}
+	// The answer may be here and not read yet.
+	c.whenRead(func() {
+		for _, s := range silent {
+			s.call.notAccepted(s.push)
+		}
+	})
+}
+
+// silentCall is a call whose push, which is told by its number, was not
+// answered.
+type silentCall struct {
+	call *clientCall
+	push int
 }
 
 // Lost fails all calls that the instance accepted in the epoch (any epoch for
 // 0) with Unavailable and reason WORKER_LOST. What the instance sent before is
 // delivered first, so Lost works on the calls a moment later.
 func (c *Client) Lost(instance string, epoch uint64) {
-	// The instance's last frames may still wait in our own queue. A message to
-	// ourselves arrives behind them.
-	c.mu.Lock()
-	c.marks++
-	n := c.marks
-	c.lost = append(c.lost, lostMark{n: n, instance: instance, epoch: epoch})
-	c.mu.Unlock()
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], n)
-	if err := c.conn.nc.Publish(c.prefix+tokenLost, b[:]); err != nil {
-		c.giveUp(n)
-	}
-}
-
-// giveUp fails the calls of the marks up to n.
-func (c *Client) giveUp(n uint64) {
-	c.mu.Lock()
-	i := 0
-	for i < len(c.lost) && c.lost[i].n <= n {
-		i++
-	}
-	marks := c.lost[:i:i]
-	c.lost = c.lost[i:]
-	var calls []*clientCall
-	if len(marks) > 0 {
-		calls = c.snapshotLocked()
-	}
-	c.mu.Unlock()
-	for _, call := range calls {
-		for _, m := range marks {
-			if call.acceptedBy(m.instance, m.epoch) {
+	c.whenRead(func() {
+		for _, call := range c.snapshot() {
+			if call.acceptedBy(instance, epoch) {
 				call.fail(failure(codes.Unavailable, ReasonWorkerLost, "the instance that ran the call is gone"))
 			}
 		}
-	}
+	})
 }
 
 // onMsg dispatches a message to its call. It runs on the goroutine of the
 // subscription and never waits for a call.
 func (c *Client) onMsg(m *nats.Msg) {
 	token := m.Subject[len(c.prefix):]
-	if token == tokenLost {
+	if token == tokenMark {
 		if len(m.Data) == 8 {
-			c.giveUp(binary.BigEndian.Uint64(m.Data))
+			c.reached(binary.BigEndian.Uint64(m.Data))
 		}
 		return
 	}
@@ -386,7 +402,7 @@ func (c *Client) onMsg(m *nats.Msg) {
 // the ACCEPT comes. A call that was left to go on without us is told that
 // instead. call is nil when nothing is known of it any more.
 func (c *Client) onOrphan(m *nats.Msg, f *frame, call *clientCall) {
-	if f.kind == kindEnd || f.kind == kindBusy {
+	if f.kind == kindEnd || f.kind == kindBusy || f.kind == kindFenced && len(f.ctl) == 0 {
 		return
 	}
 	var flags uint32
@@ -429,19 +445,36 @@ func (c *Client) send(subject, reply string, f *frame) error {
 // chunk is the payload of one frame now.
 func (c *Client) chunk() int { return chunkSize(c.conn.nc, c.cfg.Chunk) }
 
+// known reports whether a pool is believed to exist.
+func (c *Client) known(pool string) bool {
+	if c.cfg.Known != nil {
+		return c.cfg.Known(pool)
+	}
+	if c.cfg.Members == nil {
+		return false
+	}
+	return slices.ContainsFunc(c.cfg.Members.Members(), func(m Member) bool { return m.Pool == pool })
+}
+
 // Pool returns a connection whose calls go to any instance of a pool. It may be
 // used concurrently and needs no closing.
 func (c *Client) Pool(pool string) grpc.ClientConnInterface {
+	if cc, ok := c.pools.Load(pool); ok {
+		return cc.(*clientConn)
+	}
 	cc := &clientConn{c: c, pool: pool, subject: c.conn.prefix + "rpc." + pool + "._."}
 	if !validToken(pool) {
 		cc.err = status.Errorf(codes.InvalidArgument, "pool %q is not a subject token", pool)
+		return cc
 	}
-	return cc
+	cc.queue = c.queue(pool)
+	got, _ := c.pools.LoadOrStore(pool, cc)
+	return got.(*clientConn)
 }
 
 // Instance returns a connection whose calls go to one instance of a pool.
 func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
-	cc := &clientConn{c: c, pool: pool, direct: true, subject: c.ctlPre + instance + "." + tokenOpen}
+	cc := &clientConn{c: c, pool: pool, direct: true, instance: instance, subject: c.ctlPre + instance + "." + tokenOpen}
 	if !validToken(instance) {
 		cc.err = status.Errorf(codes.InvalidArgument, "instance %q is not a subject token", instance)
 	}
@@ -450,11 +483,14 @@ func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
 
 // clientConn is where calls go.
 type clientConn struct {
-	c       *Client
-	pool    string
-	direct  bool
-	subject string // direct: the subject; else its prefix, the method follows
-	err     error  // every call fails with it
+	c      *Client
+	pool   string
+	direct bool
+	queue  *poolQueue // where calls wait for a slot; nil if direct
+	// instance is the only one that may get the calls; "": any of the pool.
+	instance string
+	subject  string // direct: the subject; else its prefix, the method follows
+	err      error  // every call fails with it
 
 	// subjects caches the subject of each method; copied on write.
 	subjects atomic.Pointer[map[string]string]
@@ -550,9 +586,11 @@ func (c *Client) remove(call *clientCall, leave bool) {
 // Tokens of the last part of a subject that are no calls; those start with 'c'
 // and go on with a number.
 const (
-	tokenLost = "lost"
+	tokenMark = "mark"
 	tokenOpen = "open"
 	tokenPing = "ping"
+	// tokenFence takes questions about calls.
+	tokenFence = "fence"
 )
 
 func callSubject(prefix string, id uint64) string {

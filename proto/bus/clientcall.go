@@ -3,7 +3,6 @@ package bus
 import (
 	"context"
 	"io"
-	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
@@ -13,12 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 )
-
-// openRoom is kept free in front of an OPEN for the fields that differ from
-// one push to the next, so that what does not differ is marshalled once.
-const openRoom = 64
 
 // callOptions are the call options that are honoured.
 type callOptions struct {
@@ -28,6 +22,7 @@ type callOptions struct {
 	maxRecv, maxSend  int
 	waitForReady      bool
 	kept              bool
+	fair              fairKey
 	resume            *resumeOptions // nil: the call is not resumable
 	unkept            *bool          // where it goes whether a message is no event, or nil
 }
@@ -60,6 +55,8 @@ func (o *callOptions) parse(opts []grpc.CallOption) error {
 			o.unkept = opt.unkept
 		case keptOption:
 			o.kept = true
+		case fairOption:
+			o.fair = opt.key
 		default:
 			if forInterceptor(opt) {
 				continue
@@ -124,18 +121,31 @@ type clientCall struct {
 	openCost  int
 	firstPush time.Time
 	lastPush  time.Time // zero while none is on the way
+	pushStill int64     // how long the client had stood still then
 	pushes    int
-	pushing   bool // somebody publishes open without the lock, and owns it
-	again     bool // and has to do it once more
+	target    string // the only instance that may get the push; "": any of the pool
+	queued    bool   // it has waited for a slot
+	waitUntil time.Time
+	waitTimer *time.Timer
+	fence     *fence // what became of the push is being asked; else nil
+	retries   int    // how often it was found that nothing had started
+	pushing   bool   // somebody publishes open without the lock, and owns it
+	again     bool   // and has to do it once more
 	timer     *time.Timer
 
 	ctl      string
 	instance []byte // aliases the frame
+	sign     *lifeSign
 	epoch    uint64
 	seq      uint64 // of the last frame sent
 	out      sender
 	half     bool // HALF_CLOSE follows as soon as the call is accepted
 	in       inbox
+
+	// lane and seat are where the call waits for a slot; without a seat it is
+	// out for a try. The lock of the queue guards them, and not mu.
+	lane *lane
+	seat *seat
 
 	header, trailer metadata.MD
 	headerDone      bool // header is final
@@ -154,6 +164,7 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 	if call.subject, err = cc.route(method); err != nil {
 		return nil, err
 	}
+	call.target = cc.instance
 	if ctx.Err() != nil {
 		return nil, contextError(ctx)
 	}
@@ -212,249 +223,28 @@ func (call *clientCall) leave() {
 	}
 }
 
-// sendOpen marshals the OPEN with the first message (nil: none) and pushes it.
-// rest is what of the message did not fit.
-func (call *clientCall) sendOpen(msg any, half bool) (rest []byte, err error) {
-	buf := call.c.bufs.get()
-	var room [openRoom]byte
-	b := append(buf.b, room[:]...) //nolint:gocritic // buf.b is set below, when b is complete
-	b = appendBytes(b, fieldMethod, call.method)
-	if call.resumable() {
-		b = appendBytes(b, fieldEvents, call.c.prefix+call.opts.resume.token)
-	}
-	if md, ok := metadata.FromOutgoingContext(call.ctx); ok {
-		b = appendMD(b, fieldHeader, md)
-	}
-	var flags uint32
-	first, size := 0, 0
-	if msg != nil {
-		pm, err := asProto(msg)
-		if err != nil {
-			call.c.bufs.put(buf)
-			return nil, err
-		}
-		size = proto.Size(pm)
-		if limit := call.opts.maxSend; limit > 0 && size > limit {
-			call.c.bufs.put(buf)
-			return nil, status.Errorf(codes.ResourceExhausted, "trying to send message larger than max (%d vs. %d)", size, limit)
-		}
-		flags |= FlagMessage
-		first = min(size, call.c.chunk())
-		b = appendDataTag(b, first)
-		if first == size {
-			b, err = appendPayload(b, pm)
-		} else {
-			flags |= FlagMore
-			var body []byte
-			body, err = appendPayload(make([]byte, 0, size), pm)
-			if err == nil {
-				b, rest = append(b, body[:first]...), body[first:]
-			}
-		}
-		if err != nil {
-			call.c.bufs.put(buf)
-			return nil, err
-		}
-	}
-	if half && rest == nil {
-		flags |= FlagHalf
-	}
-	if call.opts.kept {
-		flags |= FlagKeep
-	}
-	buf.b = b
-
-	call.mu.Lock()
-	if call.ended {
-		err := call.err
-		call.mu.Unlock()
-		call.c.bufs.put(buf)
-		return nil, err
-	}
-	call.open, call.openFlags, call.openCost = buf, flags, 0
-	if msg != nil {
-		call.openCost = first + frameCost
-	}
-	call.seq = 1
-	call.pushing = true
-	call.mu.Unlock()
-	err = call.push()
-	if err == nil && call.stats != nil {
-		md, _ := metadata.FromOutgoingContext(call.ctx)
-		call.stats.outHeader(call.method, md, Addr(call.c.cfg.ID))
-		if msg != nil {
-			call.stats.outPayload(msg, size)
-		}
-	}
-	return rest, err
-}
-
-// push publishes the OPEN once. The caller has set pushing.
-func (call *clientCall) push() error {
-	now := time.Now()
-	call.mu.Lock()
-	if call.open == nil {
-		err := call.err
-		call.pushing = false
-		call.mu.Unlock()
-		return err
-	}
-	if call.pushes == 0 {
-		call.firstPush = now
-	}
-	attempt := call.pushes
-	call.pushes++
-	call.lastPush = now
-	call.again = false
-	buf := call.open
-	call.mu.Unlock()
-
-	f := frame{
-		kind:    kindOpen,
-		flags:   call.openFlags,
-		seq:     1,
-		timeout: uint64(max(call.deadline.Sub(now), time.Microsecond).Microseconds()),
-		openBy:  uint64(call.c.cfg.AcceptBudget.Microseconds()),
-		window:  uint32(call.in.window),
-		attempt: uint32(attempt),
-	}
-	var room [openRoom]byte
-	head := f.appendHead(room[:0])
-	from := openRoom - len(head)
-	copy(buf.b[from:], head)
-	err := call.c.conn.publish(call.subject, call.reply, buf.b[from:])
-
-	call.mu.Lock()
-	if call.again && call.open != nil && err == nil {
-		call.mu.Unlock()
-		return call.push()
-	}
-	call.pushing = false
-	gone := call.open == nil
-	call.mu.Unlock()
-	if gone {
-		call.c.bufs.put(buf)
-	}
-	if err != nil {
-		err = openError(err)
-		call.fail(err)
-	}
-	return err
-}
-
-// repush is a push after a pause or an answer that allows one.
-func (call *clientCall) repush() {
-	call.mu.Lock()
-	if call.accepted || call.ended || call.pushing {
-		call.again = true // counts only while somebody pushes
-		call.mu.Unlock()
-		return
-	}
-	call.pushing = true
-	call.mu.Unlock()
-	_ = call.push() // an error has ended the call
-}
-
-// openError is the status of an OPEN that was not sent.
-func openError(err error) error {
-	if isMaxPayload(err) {
-		return status.Error(codes.ResourceExhausted, "metadata of the call does not fit into one message of the bus")
-	}
-	return failure(codes.Unavailable, ReasonDisconnected, "no connection to the bus: "+err.Error())
-}
-
-// lostError is the status of a later frame that was not sent: the call had
-// started.
-func lostError(err error) error {
-	if isMaxPayload(err) {
-		return status.Error(codes.ResourceExhausted, "a frame of the call does not fit into one message of the bus")
-	}
-	return failure(codes.Unavailable, ReasonFrameLost, "no connection to the bus: "+err.Error())
-}
-
-// onBusy repeats the OPEN: at once at first, then with growing pauses.
-func (call *clientCall) onBusy() {
-	now := time.Now()
-	call.mu.Lock()
-	if call.accepted || call.ended || call.lastPush.IsZero() {
-		call.mu.Unlock()
-		return
-	}
-	call.lastPush = time.Time{}
-	if call.pushes <= pushesAtOnce {
-		call.mu.Unlock()
-		call.repush()
-		return
-	}
-	budget := min(call.c.cfg.WaitBudget, call.deadline.Sub(call.firstPush)/4)
-	left := budget - now.Sub(call.firstPush)
-	if left <= 0 {
-		call.mu.Unlock()
-		call.fail(failure(codes.ResourceExhausted, ReasonOverloaded, "every instance is busy"))
-		return
-	}
-	pause := backoff(call.pushes - pushesAtOnce - 1)
-	call.timer = time.AfterFunc(min(pause, left), call.repush)
-	call.mu.Unlock()
-}
-
-// onNoResponders: nobody listens to the last thing that was sent.
-func (call *clientCall) onNoResponders() {
-	now := time.Now()
-	call.mu.Lock()
-	if call.ended {
-		call.mu.Unlock()
-		return
-	}
-	if call.accepted {
-		call.mu.Unlock()
-		call.fail(failure(codes.Unavailable, ReasonWorkerLost, "the instance that ran the call is gone"))
-		return
-	}
-	call.lastPush = time.Time{}
-	pushes, since := call.pushes, now.Sub(call.firstPush)
-	call.mu.Unlock()
-
-	pause := backoff(pushes - 1)
-	if !call.opts.waitForReady {
-		pause = min(pause, noResponderRetry-since)
-		if call.cc.direct || call.c.cfg.Known == nil || !call.c.cfg.Known(call.cc.pool) {
-			pause = 0
-		}
-	}
-	if pause <= 0 {
-		call.fail(failure(codes.Unavailable, ReasonNoResponders, "no instance of pool "+call.cc.pool+" is there"))
-		return
-	}
-	call.mu.Lock()
-	if !call.ended {
-		call.timer = time.AfterFunc(pause, call.repush)
-	}
-	call.mu.Unlock()
-}
-
-// backoff is the n-th pause, from 2 ms doubling to 64 ms, of which up to a half
-// is taken off at random.
-func backoff(n int) time.Duration {
-	d := min(minBackoff<<min(max(n, 0), 10), maxBackoff)
-	return d - rand.N(d/2+1)
-}
-
 // onFrame takes a frame of the worker; false when the call has ended already.
 func (call *clientCall) onFrame(f *frame) (taken bool) {
 	switch f.kind {
 	case kindBusy:
-		call.onBusy()
+		call.c.signs.of(f.instance).sign()
+		call.onBusy(f)
 		return true
 	case kindWindow:
 		call.mu.Lock()
 		call.out.refill(f.window)
+		if call.sign != nil {
+			call.sign.sign()
+		}
 		sender := call.sendWake
 		call.mu.Unlock()
 		notify(sender)
 		if call.unaryCall {
 			notify(call.wake)
 		}
+		return true
+	case kindFenced:
+		call.onFenced(f)
 		return true
 	case kindAccept, kindHeaders, kindData, kindEnd:
 	default:
@@ -480,7 +270,11 @@ func (call *clientCall) onFrame(f *frame) (taken bool) {
 	}
 	ended := call.ended
 	sender := call.sendWake
+	queued := call.queued && call.accepted && !wasAccepted
 	call.mu.Unlock()
+	if queued {
+		call.cc.queue.leave(call, true)
+	}
 
 	switch {
 	case err != nil:
@@ -512,11 +306,20 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 			return 0, status.Error(codes.Internal, "the worker accepted the call without an address")
 		}
 		call.accepted = true
+		if call.fence != nil {
+			call.fence.cancel()
+			call.fence = nil
+		}
 		call.ctl, call.instance, call.epoch = ctl, f.instance, f.epoch
+		call.sign = call.c.signs.of(f.instance)
 		call.out.avail = int64(f.window) - int64(call.openCost)
 		call.lastPush = time.Time{}
+		if call.waitTimer != nil {
+			call.waitTimer.Stop()
+		}
 		call.dropOpenLocked()
 	}
+	call.sign.sign()
 	if err := call.in.next(f.seq); err != nil {
 		return 0, err
 	}
@@ -532,7 +335,7 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 	}
 	if f.kind == kindData || f.kind == kindEnd && f.flags&FlagMessage != 0 {
 		call.in.unkept = !f.event
-		if err := call.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+		if err := call.in.push(f.data, f.flags&FlagMore != 0, f.total); err != nil {
 			return 0, err
 		}
 		owe = call.in.owe()
@@ -581,9 +384,12 @@ func (call *clientCall) stop(err error, leave bool) {
 	} else {
 		call.in.drop()
 	}
-	if call.timer != nil {
-		call.timer.Stop()
+	for _, timer := range []*time.Timer{call.timer, call.waitTimer} {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
+	queued := call.queued && !call.accepted
 	if !call.headerDone {
 		call.headerDone = true
 		if call.gotHeader != nil {
@@ -591,9 +397,16 @@ func (call *clientCall) stop(err error, leave bool) {
 		}
 	}
 	call.dropOpenLocked()
+	if call.fence != nil {
+		call.fence.cancel()
+		call.fence = nil
+	}
 	ctl := call.ctl
 	sender := call.sendWake
 	call.mu.Unlock()
+	if queued {
+		call.cc.queue.leave(call, false)
+	}
 	call.release()
 	// Without an address the CANCEL has to wait for the ACCEPT, see onOrphan.
 	if ctl != "" {
@@ -632,10 +445,12 @@ func (call *clientCall) endError() error {
 	return call.err
 }
 
-func (call *clientCall) isAccepted() bool {
+// isOut reports whether the call was accepted, and otherwise whether an OPEN is on
+// the way.
+func (call *clientCall) isOut() (accepted, pushed bool) {
 	call.mu.Lock()
 	defer call.mu.Unlock()
-	return call.accepted
+	return call.accepted, !call.lastPush.IsZero()
 }
 
 func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
@@ -647,19 +462,10 @@ func (call *clientCall) acceptedBy(instance string, epoch uint64) bool {
 // overdue reports whether a deadline has passed that no context enforces.
 func (call *clientCall) overdue(now time.Time) bool { return call.swept && now.After(call.deadline) }
 
-// unansweredFor is how long the last push has been without an answer.
-func (call *clientCall) unansweredFor(now time.Time) time.Duration {
-	call.mu.Lock()
-	defer call.mu.Unlock()
-	if call.accepted || call.lastPush.IsZero() {
-		return 0
-	}
-	return now.Sub(call.lastPush)
-}
-
-// trySend sends the next chunk of a message. It returns the remainder, and
-// false when it has to wait: a stream for sendWake, which is there then.
-func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
+// trySend sends the next chunk of a message; begin says that it is the first. It
+// returns the remainder, and false when it has to wait: a stream for sendWake,
+// which is there then.
+func (call *clientCall) trySend(rest []byte, begin, half bool) ([]byte, bool, error) {
 	call.mu.Lock()
 	if call.ended {
 		call.mu.Unlock()
@@ -676,6 +482,9 @@ func (call *clientCall) trySend(rest []byte, half bool) ([]byte, bool, error) {
 	call.out.spend(n)
 	call.seq++
 	f := frame{kind: kindData, seq: call.seq, data: rest[:n]}
+	if begin && n < len(rest) {
+		f.total = uint64(len(rest))
+	}
 	ctl := call.ctl
 	call.mu.Unlock()
 	rest = rest[n:]

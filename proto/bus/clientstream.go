@@ -47,7 +47,7 @@ func (call *clientCall) unary(args, reply any) error {
 	for {
 		for len(rest) > 0 {
 			var sent bool
-			if rest, sent, err = call.trySend(rest, true); err != nil {
+			if rest, sent, err = call.trySend(rest, false, true); err != nil {
 				rest = nil // the status follows
 			} else if !sent {
 				break
@@ -266,7 +266,7 @@ func (s *clientStream) SendMsg(m any) error {
 // sendAll sends a message, which may be empty.
 func (s *clientStream) sendAll(body []byte, half bool) error {
 	for {
-		rest, sent, err := s.call.trySend(body, half)
+		rest, sent, err := s.call.trySend(body, true, half)
 		if err != nil {
 			return io.EOF
 		}
@@ -279,7 +279,7 @@ func (s *clientStream) sendAll(body []byte, half bool) error {
 
 func (s *clientStream) sendRest(rest []byte, half bool) error {
 	for len(rest) > 0 {
-		next, sent, err := s.call.trySend(rest, half)
+		next, sent, err := s.call.trySend(rest, false, half)
 		if err != nil {
 			return io.EOF
 		}

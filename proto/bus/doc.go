@@ -15,17 +15,20 @@
 //	mr.T.i.<instance>.open      OPEN to one instance
 //	mr.T.i.<instance>.c<call>   frames to the instance that runs a call
 //	mr.T.i.<instance>.ping      "are you there?", answered at once
+//	mr.T.i.<instance>.fence     "what became of my OPEN?"
 //	mr.T.e.<client>.c<call>     frames to the caller of a call
 //	mr.T.e.<client>.ev.<session>.<stream>.<round>
 //	                            events of a resumable call
+//	mr.T.cap.<pool>             offers of free slots, queue group "edges"
+//	mr.T.want.<pool>            "somebody waits for a slot"
 //	mr.T.hb.<instance>          heartbeats
 //	mr.T.hello                  asks everybody for a heartbeat
 //	mr.T.man.<hash>             a manifest by its hash, queue group "m"
 //	mr.T.<topic>.<hash>         news, see Server.Broadcast
 //	mr.T.x.<topic>              announcements, see Client.Announce
 //
-// A client has one subscription for all its calls and an instance two, so a
-// call subscribes nothing. Only the OPEN goes to a queue group; every later
+// A client has one subscription for all its calls (and one for each pool while
+// calls to it wait) and an instance three, so a call subscribes nothing. Only the OPEN goes to a queue group; every later
 // frame goes to one address. The address of the caller is the NATS reply
 // subject of the OPEN, so an instance needs no right but to answer. Nothing
 // else publishes to such an address, and neither side publishes to an address
@@ -35,8 +38,8 @@
 //
 // One NATS message is one Frame (millrace/bus/v1/frame.proto).
 //
-//	caller to instance: OPEN DATA HALF_CLOSE CANCEL WINDOW
-//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW
+//	caller to instance: OPEN DATA HALF_CLOSE CANCEL WINDOW FENCE
+//	instance to caller: ACCEPT BUSY HEADERS DATA END WINDOW FENCED OFFER
 //
 // OPEN, DATA and HALF_CLOSE are numbered from 1 by the caller; ACCEPT, HEADERS,
 // DATA and END from 1 by the instance. NATS keeps the order of a publisher but
@@ -83,11 +86,20 @@
 //
 // BUSY means that the instance has no free slot, or drains, or cannot tell
 // whether the OPEN is older than the accept budget in it: it did not take the
-// call and never will. The OPEN is repeated twice at once and then after pauses
-// of 2 to 64 ms, until the wait budget is spent: ResourceExhausted, OVERLOADED.
+// call and never will. The OPEN is repeated twice at once; then the call waits,
+// with others of its pool, until an instance offers a free slot, for at most the
+// wait budget: ResourceExhausted, OVERLOADED, with the time that it is likely to
+// take (RetryAfter), which is also said at once to a call that would wait too
+// long. Principals and their sessions take turns, see Fair. An instance makes
+// offers only while somebody waits, so a call costs nothing more as long as there
+// are free slots. What calls wait for may be a limit for their sort of calls
+// (ServerConfig.Admit); then they hold up nobody else.
 //
-// No answer within the accept budget: Unavailable, NOT_ACCEPTED; the call may
-// have started. The instance is gone (NATS says so when something is sent to
+// No answer within the accept budget: the client asks every instance that may
+// have got the OPEN (ClientConfig.Members knows them). If all of them say that
+// they have not run the call and never will, it is offered again, at most twice:
+// then Unavailable, NOT_STARTED. Otherwise Unavailable, NOT_ACCEPTED; the call may
+// have started. docs/wire.md says why that can be relied on. The instance is gone (NATS says so when something is sent to
 // it, and the Watcher when it is silent or a new epoch began): Unavailable,
 // WORKER_LOST. The connection of the caller is lost: its calls end at once with
 // FRAME_LOST or NOT_ACCEPTED, and new ones fail with DISCONNECTED, since nothing
@@ -102,8 +114,8 @@
 // server closes a connection for good, as the client library takes it: everything
 // ends, and Run returns an error.
 //
-// Only after NO_RESPONDERS, DISCONNECTED and OVERLOADED it is certain that no
-// handler ran.
+// Only after NO_RESPONDERS, DISCONNECTED, OVERLOADED and NOT_STARTED it is certain
+// that no handler ran.
 //
 // # Resumable calls
 //
@@ -125,7 +137,8 @@
 // An instance sends one every second, give or take a tenth, at once when its
 // state or manifest changed, and within 250 ms after a hello. A Watcher that has
 // heard nothing for 1.25 s asks directly: no responders, or twice no answer
-// within 300 ms, and the instance is gone. An instance that leaves says DRAINING
+// within 300 ms while its connection was not slow and no frame came, and the
+// instance counts as gone until it is heard of again. An instance that leaves says DRAINING
 // and answers BUSY for 300 ms, unsubscribes, lets calls finish for its grace
 // period, ends the rest with Unavailable and DRAINING, and says GONE.
 package bus

@@ -3,12 +3,14 @@ package bus
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 )
 
 // Reasons of errors that the carrier itself makes, as Reason returns them.
@@ -22,6 +24,10 @@ const (
 	// ReasonNotAccepted (Unavailable): no instance answered within the accept
 	// budget. The call may have started.
 	ReasonNotAccepted = "NOT_ACCEPTED"
+	// ReasonNotStarted (Unavailable): nobody accepted the call, and everybody who
+	// may have been given it has said that it did not start and never will. No
+	// handler ran.
+	ReasonNotStarted = "NOT_STARTED"
 	// ReasonFrameLost (Unavailable): a frame of the call was lost, or the
 	// connection that carried it. The call had started.
 	ReasonFrameLost = "FRAME_LOST"
@@ -36,19 +42,43 @@ const (
 	// ReasonOverloaded (ResourceExhausted): every instance was busy for the
 	// whole wait budget. No handler ran.
 	ReasonOverloaded = "OVERLOADED"
+	// ReasonTooLarge (ResourceExhausted): a message is larger than its receiver
+	// takes. The details name the limit (metadata "limit", "max", "size"). The
+	// call may have started.
+	ReasonTooLarge = "TOO_LARGE"
 )
 
 // errorDomain marks the ErrorInfo details of this package.
 const errorDomain = "millrace"
 
-// failure makes an error of the carrier.
-func failure(code codes.Code, reason, text string) error {
-	st, err := status.New(code, text).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain})
+// failure makes an error of the carrier, with more details than its reason.
+func failure(code codes.Code, reason, text string, more ...protoadapt.MessageV1) error {
+	details := append([]protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain}}, more...)
+	st, err := status.New(code, text).WithDetails(details...)
 	if err != nil {
 		// Only for code OK, which is no failure.
 		return status.Error(codes.Internal, text)
 	}
 	return st.Err()
+}
+
+// tooLarge refuses a message of size bytes or more. It says which limit it is, and
+// where it is set.
+func tooLarge(size uint64, limit int, server bool) error {
+	what, who, name := "response", "caller", "ClientConfig.MaxRecvMsgSize"
+	if server {
+		what, who, name = "request", "instance", "ServerConfig.MaxRecvMsgSize"
+	}
+	st := status.Newf(codes.ResourceExhausted,
+		"the %s has %d bytes or more, and its %s takes %d: the limit is %s of package bus there", what, size, who, limit, name)
+	detailed, err := st.WithDetails(&errdetails.ErrorInfo{
+		Reason: ReasonTooLarge, Domain: errorDomain,
+		Metadata: map[string]string{"limit": name, "max": strconv.Itoa(limit), "size": strconv.FormatUint(size, 10)},
+	})
+	if err != nil {
+		return st.Err()
+	}
+	return detailed.Err()
 }
 
 // Reason returns the reason of an error that the carrier made, one of the

@@ -577,7 +577,8 @@ func TestACancelIsStillACancel(t *testing.T) {
 			case "context":
 				cancel()
 			case "stop":
-				eventually(t, c.snapshot()[0].isAccepted)
+				call := c.snapshot()[0]
+				eventually(t, func() bool { return accepted(call) })
 				flags = FlagDetach
 				stop()
 			case "gap":
@@ -621,7 +622,7 @@ func TestTheCallerOfAResumableCallComesBack(t *testing.T) {
 	c := startClient(t, connectThrough(t, dialer), ClientConfig{})
 	stream := resumable(t, c, within(t), 1, nil)
 	<-service.Started
-	eventually(t, func() bool { calls := c.snapshot(); return len(calls) == 1 && calls[0].isAccepted() })
+	eventually(t, func() bool { calls := c.snapshot(); return len(calls) == 1 && accepted(calls[0]) })
 	call := s.snapshot()[0]
 	dialer.cut(false)
 	_, err := stream.Recv()
@@ -736,4 +737,9 @@ func TestACallWithoutACallerIsSilent(t *testing.T) {
 			}
 		}
 	})
+}
+
+func accepted(call *clientCall) bool {
+	yes, _ := call.isOut()
+	return yes
 }

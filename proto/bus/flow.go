@@ -65,13 +65,15 @@ type inbox struct {
 	seq    uint64 // number of the last frame
 	window int    // what the sender was granted
 	maxMsg int
+	server bool // it is that of an instance, for the words of errors
 
 	queue   []message // complete messages, oldest at head
 	head    int
 	first   [1]message // room for the only message of most calls
 	part    message    // the message that is still incomplete
 	partial bool
-	unkept  bool // what is pushed now is no event
+	unkept  bool   // what is pushed now is no event
+	total   uint64 // what its first frame said of its size; 0: nothing
 
 	used    int  // received and not yet returned
 	owed    int  // returned by the reader and not yet announced
@@ -87,14 +89,21 @@ func (in *inbox) next(seq uint64) error {
 	return nil
 }
 
-// push takes the payload of a frame. The caller announces what owe returns
-// afterwards.
-func (in *inbox) push(data []byte, more bool) error {
+// push takes the payload of a frame; total is what its first frame says of a
+// message in several. The caller announces what owe returns afterwards.
+func (in *inbox) push(data []byte, more bool, total uint64) error {
 	if in.used >= in.window {
 		return status.Error(codes.Internal, "the peer ignores the flow control window")
 	}
-	if in.part.size+len(data) > in.maxMsg {
-		return status.Errorf(codes.ResourceExhausted, "received message larger than max (%d bytes or more vs. %d)", in.part.size+len(data), in.maxMsg)
+	if !in.partial {
+		in.total = total
+	}
+	size := uint64(in.part.size + len(data))
+	if most := max(size, in.total); most > uint64(in.maxMsg) {
+		return tooLarge(most, in.maxMsg, in.server)
+	}
+	if in.total > 0 && (more && size >= in.total || !more && size != in.total) {
+		return status.Error(codes.Internal, "the parts of a message are not as long as its first frame said")
 	}
 	cost := len(data) + frameCost
 	in.used += cost

@@ -48,6 +48,9 @@ const (
 	kindEnd       = uint32(busv1.Frame_KIND_END)
 	kindCancel    = uint32(busv1.Frame_KIND_CANCEL)
 	kindWindow    = uint32(busv1.Frame_KIND_WINDOW)
+	kindFence     = uint32(busv1.Frame_KIND_FENCE)
+	kindFenced    = uint32(busv1.Frame_KIND_FENCED)
+	kindOffer     = uint32(busv1.Frame_KIND_OFFER)
 )
 
 // Field numbers of busv1.Frame. A test holds this codec against the generated
@@ -70,6 +73,9 @@ const (
 	fieldData     = 15
 	fieldEpoch    = 16
 	fieldEvents   = 17
+	fieldTotal    = 18
+	fieldFence    = 19
+	fieldLimit    = 20
 )
 
 // frame is a decoded busv1.Frame whose byte slices alias the NATS message. It
@@ -82,6 +88,9 @@ type frame struct {
 	window          uint32
 	attempt, load   uint32
 	epoch           uint64
+	total           uint64
+	fence           uint32
+	limit           []byte
 	method          []byte
 	ctl             []byte
 	instance        []byte
@@ -154,6 +163,10 @@ func (f *frame) setVarint(num protowire.Number, v uint64) {
 		f.openBy = v
 	case fieldEpoch:
 		f.epoch = v
+	case fieldTotal:
+		f.total = v
+	case fieldFence:
+		f.fence = uint32(v)
 	}
 }
 
@@ -174,6 +187,8 @@ func (f *frame) setBytes(num protowire.Number, v []byte) error {
 		return text(&f.instance)
 	case fieldEvents:
 		return text(&f.events)
+	case fieldLimit:
+		return text(&f.limit)
 	case fieldStatus:
 		f.status = v
 	case fieldData:
@@ -246,6 +261,9 @@ func (f *frame) appendHead(b []byte) []byte {
 	b = appendVarint(b, fieldLoad, uint64(f.load))
 	b = appendVarint(b, fieldOpenBy, f.openBy)
 	b = appendVarint(b, fieldEpoch, f.epoch)
+	b = appendVarint(b, fieldTotal, f.total)
+	b = appendVarint(b, fieldFence, uint64(f.fence))
+	b = appendBytes(b, fieldLimit, f.limit)
 	b = appendBytes(b, fieldMethod, f.method)
 	b = appendBytes(b, fieldCtl, f.ctl)
 	b = appendBytes(b, fieldInstance, f.instance)

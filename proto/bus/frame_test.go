@@ -21,7 +21,7 @@ func (f *frame) toProto() *busv1.Frame {
 		Kind: busv1.Frame_Kind(int32(f.kind)), Flags: f.flags, Seq: f.seq, TimeoutUs: f.timeout, Window: f.window,
 		Method: string(f.method), Ctl: string(f.ctl), Status: f.status, Attempt: f.attempt, Load: f.load,
 		OpenByUs: f.openBy, Instance: string(f.instance), Data: f.data, Epoch: f.epoch,
-		Events: string(f.events),
+		Events: string(f.events), Total: f.total, Fence: busv1.Frame_Fence(int32(f.fence)), Limit: string(f.limit),
 	}
 	for _, m := range f.header {
 		p.Header = append(p.Header, &busv1.Meta{Key: string(m.key), Value: m.value})
@@ -39,6 +39,7 @@ func fullFrame() *busv1.Frame {
 		Header:  []*busv1.Meta{{Key: "a", Value: []byte("1")}, {Key: "a"}, {}},
 		Trailer: []*busv1.Meta{{Key: "b-bin", Value: []byte{0, 255}}, {Value: []byte("no key")}},
 		Data:    []byte("payload"), Epoch: 1 << 63, Events: "mr.main.e.x.ev.s.t.1",
+		Total: 1 << 45, Fence: busv1.Frame_FENCE_DONE, Limit: "a tool",
 	}
 }
 
@@ -176,7 +177,7 @@ func FuzzFrame(f *testing.F) {
 				t.Fatalf("%d calls are left at the client", got)
 			}
 		case 2: // a running call
-			s.onOpen(&nats.Msg{Reply: conn.prefix + "e.fuzz.c1", Data: open.appendTo(nil)}, time.Now(), 0)
+			s.onOpen(&nats.Msg{Reply: conn.prefix + "e.fuzz.c1", Data: open.appendTo(nil)}, time.Now(), 0, false)
 			calls := s.snapshot()
 			if len(calls) != 1 {
 				t.Fatalf("%d calls run", len(calls))

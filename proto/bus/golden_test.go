@@ -67,7 +67,7 @@ func samples(t *testing.T) []sample {
 	)
 	beat := &busv1.Heartbeat{
 		Instance: goldenInstance, Pool: "glossary", Version: "1.4.0", Epoch: goldenEpoch, Seq: 17,
-		State: busv1.Heartbeat_STATE_READY, Slots: 64, Used: 3, Manifests: [][]byte{digest[:]},
+		State: busv1.Heartbeat_STATE_READY, Slots: 64, Used: 3, Stalled: 1, Manifests: [][]byte{digest[:]},
 	}
 	draining, gone := proto.CloneOf(beat), proto.CloneOf(beat)
 	draining.Seq, draining.State, draining.Used = 18, busv1.Heartbeat_STATE_DRAINING, 1
@@ -84,7 +84,7 @@ func samples(t *testing.T) []sample {
 		}},
 		{name: "open_part", about: "A call whose request goes on in DATA: FLAG_MORE and FLAG_MESSAGE.", subject: pool + "PutTerm", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_OPEN, Flags: FlagMore | FlagMessage, Seq: 1, TimeoutUs: 60_000_000, OpenByUs: 1_000_000, Window: 262144,
-			Method: "/example.v1.Glossary/PutTerm", Data: []byte("\x0a\x10the fir"),
+			Method: "/example.v1.Glossary/PutTerm", Data: []byte("\x0a\x18the fir"), Total: 26,
 		}},
 		{name: "open_stream", about: "A call that streams its requests: no message yet.", subject: pool + "Import", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_OPEN, Seq: 1, TimeoutUs: 60_000_000, OpenByUs: 1_000_000, Window: 262144, Method: "/example.v1.Glossary/Import",
@@ -98,6 +98,22 @@ func samples(t *testing.T) []sample {
 		}},
 		{name: "busy", about: "The instance did not take the call and never will.", subject: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_BUSY, Instance: goldenInstance, Load: 64,
+		}},
+		{name: "busy_limit", about: "The instance did not take the call because of a limit for its sort of calls.", subject: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_BUSY, Instance: goldenInstance, Load: 9, Limit: "render",
+		}},
+		{name: "offer", about: "The instance has a free slot, for whichever caller waits.", subject: "mr.main.cap.glossary", message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_OFFER, Instance: goldenInstance, Load: 63,
+		}},
+		{name: "want", about: "Somebody waits for a free slot of the pool.", subject: "mr.main.want.glossary"},
+		{name: "fence", about: "The caller does not know what became of its OPEN, and asks an instance about the call.", subject: "mr.main.i." + goldenInstance + ".fence", reply: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_FENCE,
+		}},
+		{name: "fenced_never", about: "The instance has not run the call, and will not from now on.", subject: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_FENCED, Fence: busv1.Frame_FENCE_NEVER, Instance: goldenInstance, Epoch: goldenEpoch, Load: 4,
+		}},
+		{name: "fenced_running", about: "The instance runs the call. It has the address of the call.", subject: goldenCaller, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_FENCED, Fence: busv1.Frame_FENCE_RUNNING, Ctl: goldenCall, Instance: goldenInstance, Epoch: goldenEpoch, Load: 4,
 		}},
 		{name: "headers", about: "Response headers before the first message; the call was accepted before.", subject: goldenCaller, reply: goldenCall, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_HEADERS, Seq: 2, Load: 4, Header: []*busv1.Meta{{Key: "lang", Value: []byte("pl")}},
@@ -114,6 +130,9 @@ func samples(t *testing.T) []sample {
 		}},
 		{name: "data_events_rest", about: "The last part of a message among the events: FLAG_REST.", subject: goldenEvents, reply: goldenCall, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_DATA, Flags: FlagRest, Seq: 4, Ctl: goldenCall, Load: 4, Data: []byte("nd of it"),
+		}},
+		{name: "data_begin", about: "The first part of a message that is not the first one, with the size of the whole. To the caller.", subject: goldenCaller, reply: goldenCall, message: &busv1.Frame{
+			Kind: busv1.Frame_KIND_DATA, Flags: FlagMore, Seq: 4, Load: 4, Total: 12, Data: []byte("\x0a\x0athi"),
 		}},
 		{name: "data_part", about: "A part of a message that goes on: FLAG_MORE. To the instance.", subject: goldenCall, reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_DATA, Flags: FlagMore, Seq: 2, Data: []byte("st half, th"),

@@ -130,6 +130,7 @@ func (r *serverRun) beat(state busv1.Heartbeat_State) {
 		State:     state,
 		Slots:     uint32(s.cfg.Slots),
 		Used:      s.load(),
+		Stalled:   uint32(s.stalledCalls(time.Now())),
 		Manifests: manifests,
 	})
 	if err != nil {

@@ -114,7 +114,7 @@ func TestOpenSaysEverything(t *testing.T) {
 	if err := proto.Unmarshal(m.Data, f); err != nil {
 		t.Fatal(err)
 	}
-	if m.Subject != "mr.main.rpc.test._.EmptyCall" || m.Reply != "mr.main.e."+c.ID()+".c1" {
+	if m.Subject != "mr.main.rpc.test._.EmptyCall" || m.Reply != callSubject("mr.main.e."+c.ID()+".", c.ids.Load()) {
 		t.Errorf("subject %s, reply %s", m.Subject, m.Reply)
 	}
 	left := time.Duration(f.GetTimeoutUs()) * time.Microsecond

@@ -79,10 +79,12 @@ type ServerConfig struct {
 	// alone can know: false refuses it with BUSY, so that another instance may
 	// take it. head is the beginning of the request, valid during Admit only.
 	// The context it returns is that of the handler and comes from ctx; leave,
-	// unless nil, is called when the call has ended. Admit runs on the
-	// goroutine that reads from the bus and must not block. Nil: every call is
-	// admitted.
-	Admit func(ctx context.Context, method string, head []byte) (admitted context.Context, leave func(), ok bool)
+	// unless nil, is called when the call has ended. limit names what admitted
+	// or refused it, if that is a limit for its sort of calls: refused calls then
+	// wait apart from those that any slot would do for, until a call that the
+	// same limit had admitted ends; "" means none. Admit runs on the goroutine
+	// that reads from the bus and must not block. Nil: every call is admitted.
+	Admit func(ctx context.Context, method string, head []byte) (admitted context.Context, leave func(), limit string, ok bool)
 	// UnaryInterceptors and StreamInterceptors wrap every handler, the first
 	// outermost.
 	UnaryInterceptors  []grpc.UnaryServerInterceptor
@@ -116,6 +118,7 @@ type Server struct {
 
 	accepts, holds delayQueue[*serverCall]
 	stale          staleness // touched by the goroutine of the pool's subscription only
+	staleOwn       staleness // the same for what is addressed to this instance
 	lastTick       atomic.Int64
 	stalled        atomic.Int64
 	start          time.Time
@@ -123,6 +126,10 @@ type Server struct {
 	methods atomic.Pointer[map[string]*method]
 	epoch   atomic.Uint64
 	used    atomic.Int32
+	wanted  atomic.Int64 // until when somebody is believed to wait for a slot, since start
+	closing atomic.Bool  // it drains
+	offers  atomic.Uint64
+	busies  atomic.Uint64
 	wg      sync.WaitGroup // one for each call
 
 	mu        sync.Mutex
@@ -132,6 +139,8 @@ type Server struct {
 	services  map[string]grpc.ServiceInfo
 	regErr    error
 	unsent    []*serverCall // ended without a connection, so at most Slots
+	memory    callMemory
+	fences    uint64 // questions about calls so far
 	manifest  []byte
 	manifests []servedManifest // newest last
 }
@@ -304,6 +313,7 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	s.start = time.Now()
 	s.lastTick.Store(0)
 	s.stale.init(s.start)
+	s.staleOwn.init(s.start)
 	add := func(sub *nats.Subscription, err error) error {
 		if err != nil {
 			return fmt.Errorf("bus: subscribe: %w", err)
@@ -321,6 +331,15 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	if err := add(nc.Subscribe(s.conn.prefix+"hello", func(*nats.Msg) { notify(r.hello) })); err != nil {
 		return err
 	}
+	if err := add(nc.Subscribe(s.conn.prefix+"want."+s.cfg.Pool, s.onWant)); err != nil {
+		return err
+	}
+	// Who may take a call is announced before: a watcher knows of every instance
+	// that may have been given one, even if it did not live to say more.
+	if err := r.serveManifest(); err != nil {
+		return err
+	}
+	r.beat(busv1.Heartbeat_STATE_READY)
 	pool, err := nc.QueueSubscribe(s.conn.prefix+"rpc."+s.cfg.Pool+".*.*", "w", s.onPool)
 	if err := add(pool, err); err != nil {
 		return err
@@ -337,9 +356,6 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 			}
 		},
 	})
-	if err := r.serveManifest(); err != nil {
-		return err
-	}
 	return flush(ctx, nc)
 }
 
@@ -403,6 +419,7 @@ func (r *serverRun) drain() error {
 	s.mu.Lock()
 	s.draining = true
 	s.mu.Unlock()
+	s.closing.Store(true)
 	r.beat(busv1.Heartbeat_STATE_DRAINING)
 
 	idle := make(chan struct{}) // closed by the goroutine below
@@ -526,7 +543,7 @@ func (r *serverRun) checkCallers(now time.Time) {
 func (s *Server) onPool(m *nats.Msg) {
 	now := time.Now()
 	age := s.stale.begin(now)
-	s.onOpen(m, now, age)
+	s.onOpen(m, now, age, false)
 	// The message that is being handled counts as pending; after the end of the
 	// subscription there is an error and -1.
 	pending, _, _ := m.Sub.Pending()
@@ -536,11 +553,21 @@ func (s *Server) onPool(m *nats.Msg) {
 // onMsg takes what is addressed to this instance. It runs on the goroutine of
 // the subscription and never waits for a call.
 func (s *Server) onMsg(m *nats.Msg) {
+	now := time.Now()
+	age := s.staleOwn.begin(now)
+	s.onOwn(m, now, age)
+	pending, _, _ := m.Sub.Pending() // see onPool
+	s.staleOwn.end(time.Now, max(pending-1, 0))
+}
+
+func (s *Server) onOwn(m *nats.Msg, now time.Time, age time.Duration) {
 	switch token := m.Subject[len(s.prefix):]; token {
 	case tokenOpen:
-		s.onOpen(m, time.Now(), 0)
+		s.onOpen(m, now, age, true)
 	case tokenPing:
 		s.onPing(m)
+	case tokenFence:
+		s.onFence(m)
 	default:
 		id, ok := parseCall(token)
 		if !ok {
@@ -566,9 +593,10 @@ func (s *Server) onMsg(m *nats.Msg) {
 }
 
 // onOpen starts a call or refuses it. age bounds how long the OPEN has waited
-// in this process.
-func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
-	if !s.validReply(m.Reply) {
+// in this process; direct says that it is for this instance alone.
+func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bool) {
+	caller, id, ok := s.callOf(m.Reply)
+	if !ok {
 		return
 	}
 	var f frame
@@ -604,11 +632,20 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
 	call := newServerCall(s, name, m.Reply, &f, now, timeout)
 	if s.cfg.Admit != nil && !call.admit(f.data) {
 		call.cancel()
-		s.busy(m.Reply)
+		s.busyWith(m.Reply, call.limit)
 		return
 	}
 	s.mu.Lock()
 	if s.draining || s.closed || len(s.calls) >= s.cfg.Slots {
+		s.mu.Unlock()
+		call.cancel()
+		call.leaveSlot()
+		s.busy(m.Reply)
+		return
+	}
+	call.key = callKey{caller: s.memory.caller(caller, now), id: id}
+	if s.memory.isFenced(call.key) {
+		// Its caller has been told that it will not begin here.
 		s.mu.Unlock()
 		call.cancel()
 		call.leaveSlot()
@@ -628,6 +665,9 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration) {
 	case s.work <- call:
 	default:
 		go s.serve(call)
+	}
+	if direct {
+		s.offerMore()
 	}
 }
 
@@ -661,8 +701,12 @@ func (s *Server) done(call *serverCall) {
 	call.leaveSlot()
 	s.mu.Lock()
 	delete(s.calls, call.id)
+	s.memory.ran(call.key)
 	s.used.Store(int32(len(s.calls)))
 	s.mu.Unlock()
+	if s.isWanted() {
+		s.offer(call.limit)
+	}
 	s.wg.Done()
 }
 
@@ -678,8 +722,13 @@ func (s *Server) publish(subject, reply string, f *frame) error {
 }
 
 // busy refuses a call that another instance may take.
-func (s *Server) busy(reply string) {
-	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: s.id})
+func (s *Server) busy(reply string) { s.busyWith(reply, "") }
+
+// busyWith is busy because of a limit for this sort of calls.
+func (s *Server) busyWith(reply, limit string) {
+	s.busies.Add(1)
+	s.wantedNow(refusedFor) // whoever is refused everywhere waits
+	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: s.id, limit: []byte(limit)})
 }
 
 // refuse ends a call that no instance can serve.
@@ -702,23 +751,6 @@ func (s *Server) unknown(name string) *status.Status {
 		return status.Newf(codes.Unimplemented, "unknown method %v for service %v", m, service)
 	}
 	return status.Newf(codes.Unimplemented, "unknown service %v", service)
-}
-
-// validReply reports whether an OPEN may name reply as its caller: else it
-// could make the instance publish anywhere.
-func (s *Server) validReply(reply string) bool {
-	n := len(s.replyP)
-	if len(reply) <= n || reply[:n] != s.replyP {
-		return false
-	}
-	rest := reply[n:]
-	for i := range len(rest) {
-		if rest[i] == '.' {
-			_, ok := parseCall(rest[i+1:])
-			return ok && validToken(rest[:i])
-		}
-	}
-	return false
 }
 
 func (s *Server) onPing(m *nats.Msg) {

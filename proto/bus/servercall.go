@@ -32,11 +32,13 @@ type serverCall struct {
 	id     uint64
 	ctl    string // where the caller's frames arrive
 	reply  string // where the caller is
+	key    callKey
 	began  time.Time
 
 	ctx     context.Context
 	cancel  context.CancelFunc
 	left    func() // what Admit wants to be called at the end; may be nil
+	limit   string // that of its sort of calls, as Admit says
 	reqHead []meta
 	peer    peer.Peer
 	stats   *callStats
@@ -64,6 +66,10 @@ type serverCall struct {
 	window     uint32
 	events     *serverEvents // nil: the call is not resumable
 
+	// stalledAt is when the context of the handler was first seen to have ended,
+	// since the server was started; 0: not yet.
+	stalledAt atomic.Int64
+
 	// detached: the caller is gone and the call goes on. Set under mu.
 	detached atomic.Bool
 }
@@ -74,7 +80,7 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 	c := &serverCall{
 		s: s, method: m, reply: reply, began: now,
 		reqHead: f.header,
-		in:      inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1},
+		in:      inbox{window: s.cfg.Window, maxMsg: s.cfg.MaxRecvMsgSize, seq: 1, server: true},
 		half:    f.flags&FlagHalf != 0,
 		window:  uint32(s.cfg.Window),
 	}
@@ -83,7 +89,7 @@ func newServerCall(s *Server, m *method, reply string, f *frame, now time.Time, 
 		c.events = &serverEvents{subject: string(f.events), left: s.cfg.EventBytes, on: f.flags&FlagKeep != 0}
 	}
 	if f.flags&FlagMessage != 0 {
-		if err := c.in.push(f.data, f.flags&FlagMore != 0); err != nil {
+		if err := c.in.push(f.data, f.flags&FlagMore != 0, f.total); err != nil {
 			c.broken = err
 		}
 	}
@@ -130,8 +136,8 @@ func (c *serverCall) run() {
 
 // admit asks ServerConfig.Admit.
 func (c *serverCall) admit(head []byte) bool {
-	ctx, left, ok := c.s.cfg.Admit(c.ctx, c.method.name, head)
-	if ok {
+	ctx, left, limit, ok := c.s.cfg.Admit(c.ctx, c.method.name, head)
+	if c.limit = limit; ok {
 		c.ctx, c.left = ctx, left
 	}
 	return ok
@@ -417,7 +423,7 @@ func (c *serverCall) onFrame(f *frame) {
 			err = status.Error(codes.Internal, "the caller sent a frame after its half-close")
 		}
 		if err == nil && f.kind == kindData {
-			err = c.in.push(f.data, f.flags&FlagMore != 0)
+			err = c.in.push(f.data, f.flags&FlagMore != 0, f.total)
 		}
 		if err == nil && (f.kind == kindHalfClose || f.flags&FlagHalf != 0) {
 			c.half = true
@@ -550,6 +556,9 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 			return err
 		}
 		f := frame{kind: kindData, data: body[:n]}
+		if first {
+			f.total = uint64(size)
+		}
 		if body = body[n:]; len(body) > 0 {
 			f.flags = FlagMore
 		}

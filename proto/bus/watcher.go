@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +25,9 @@ const (
 	// probeTimeout is how long a probe waits, probeTries how many may fail.
 	probeTimeout = 300 * time.Millisecond
 	probeTries   = 2
+	// standstill is how late the watcher's own timer may be before the silence
+	// of others may be its own.
+	standstill = 100 * time.Millisecond
 
 	// syncRound is one round of hello, syncLimit the longest cold start.
 	syncRound = 300 * time.Millisecond
@@ -49,6 +52,9 @@ type Member struct {
 	// Slots is how many calls the instance runs at a time, Used how many ran
 	// at its last heartbeat.
 	Slots, Used int
+	// Stalled is how many of Used should have ended at the last heartbeat: see
+	// ServerStats.
+	Stalled int
 	// Manifests are the hashes of what it offers, see Watcher.Fetch.
 	Manifests []Hash
 }
@@ -61,6 +67,22 @@ type WatcherConfig struct {
 	// with the old state when it began a new epoch. The watcher's goroutine
 	// calls it and waits. Client.Lost is the usual thing to do there.
 	OnLost func(Member)
+	// Heard returns how many frames an instance has sent to this process so
+	// far: one that sends is alive, whatever became of its heartbeats.
+	// Client.Heard is that. It must not block. Nil: only heartbeats and answers
+	// to probes count.
+	Heard func(instance string) uint64
+}
+
+// Roster is who may have been given a call of a pool.
+type Roster struct {
+	// Members are the live instances, and those that have fallen silent without
+	// proof that they are gone: they may come back with what they were sent.
+	Members []Member
+	// Changed is when an instance of the pool was last lost, fell silent or
+	// began a new epoch, or when this process may have missed that; zero when
+	// it never happened.
+	Changed time.Time
 }
 
 // Watcher keeps a list of the live instances of all pools, by their heartbeats
@@ -72,6 +94,17 @@ type Watcher struct {
 	changes chan struct{} // capacity 1, never closed: a full channel holds the news already
 	synced  chan struct{} // closed by Run after the cold start
 	members atomic.Pointer[[]Member]
+	// asks carries questions for a roster to Run, which answers into the channel
+	// within. Whoever asks gives up with its context or when done is closed, as
+	// Run does at its end. It is never closed.
+	asks chan rosterAsk
+	done chan struct{}
+}
+
+// rosterAsk is a question for the roster of a pool. The answer has capacity 1.
+type rosterAsk struct {
+	pool   string
+	answer chan Roster
 }
 
 // NewWatcher returns a watcher on conn. It does nothing before Run.
@@ -85,6 +118,8 @@ func NewWatcher(conn *Conn, cfg WatcherConfig) *Watcher {
 		logger:  cfg.Logger,
 		changes: make(chan struct{}, 1),
 		synced:  make(chan struct{}),
+		asks:    make(chan rosterAsk),
+		done:    make(chan struct{}),
 	}
 	w.members.Store(new([]Member))
 	return w
@@ -102,55 +137,91 @@ func (w *Watcher) Changes() <-chan struct{} { return w.changes }
 // to answer after Run was started, at most 1.3 s later.
 func (w *Watcher) Synced() <-chan struct{} { return w.synced }
 
+// Roster returns who may have been given a call of the pool so far. It takes
+// account of every heartbeat that the connection has delivered before. The error
+// is that of the context, or says that Run has ended.
+func (w *Watcher) Roster(ctx context.Context, pool string) (Roster, error) {
+	ask := rosterAsk{pool: pool, answer: make(chan Roster, 1)}
+	select {
+	case w.asks <- ask:
+	case <-w.done:
+		return Roster{}, errors.New("bus: the watcher has stopped")
+	case <-ctx.Done():
+		return Roster{}, contextError(ctx)
+	}
+	select {
+	case roster := <-ask.answer:
+		return roster, nil
+	case <-ctx.Done():
+		return Roster{}, contextError(ctx)
+	}
+}
+
 // watched is a member and when it was heard.
 type watched struct {
 	Member
-	seen    time.Time
+	seen time.Time
+	// silent: it was given up because it did not answer. It is no member for
+	// others, but may come back, and until it does or is proved gone it is asked
+	// again.
+	silent  bool
 	probing bool
-	tries   int // probes in a row without an answer
-}
-
-// probeResult is the answer to a probe.
-type probeResult struct {
-	instance string
-	epoch    uint64 // of the member that was asked
-	got      uint64 // the epoch in the answer
-	err      error
+	echo    uint64    // the echo that was sent with the probe
+	waiting time.Time // since when the probe waits; zero until the echo is back
+	heard   uint64    // frames it had sent when it was probed
+	tries   int       // probes in a row without an answer
 }
 
 // watcherRun is the state of Run, owned by its goroutine.
 type watcherRun struct {
 	w       *Watcher
-	ctx     context.Context
 	members map[string]*watched
-	wg      sync.WaitGroup
 	stored  time.Time // when the list was last made visible
-	// probes carries answers to Run. Its senders give up when ctx is done; it
-	// is never closed.
-	probes chan probeResult
+	changed map[string]time.Time
+	blind   time.Time // until when something may have been missed about any pool
+	// beats and pongs are filled by the connection, which drops what does not
+	// fit: that looks like silence and ends with another probe. Never closed.
+	beats, pongs chan *nats.Msg
+	inbox        string
+	echo         uint64 // the last one that was sent
 }
 
 // Run watches until ctx is done or, with an error, the connection is closed for
 // good. It may be called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	r := &watcherRun{w: w, ctx: ctx, members: make(map[string]*watched), probes: make(chan probeResult)}
-	defer r.wg.Wait()
-	defer cancel()
-
+	defer close(w.done)
+	r := &watcherRun{
+		w: w, members: make(map[string]*watched), changed: make(map[string]time.Time),
+		beats: make(chan *nats.Msg, beatQueue), pongs: make(chan *nats.Msg, beatQueue),
+	}
 	nc := w.conn.nc
-	beats := make(chan *nats.Msg, beatQueue) // the connection sends, dropping when full; never closed
-	sub, err := nc.ChanSubscribe(w.conn.prefix+"hb.*", beats)
+	r.inbox = nc.NewInbox()
+	pongs, err := nc.ChanSubscribe(r.inbox+".*", r.pongs)
+	if err != nil {
+		return fmt.Errorf("bus: subscribe: %w", err)
+	}
+	defer unsubscribe(pongs)
+	sub, err := nc.ChanSubscribe(w.conn.prefix+"hb.*", r.beats)
 	if err != nil {
 		return fmt.Errorf("bus: subscribe: %w", err)
 	}
 	defer unsubscribe(sub)
-	up := make(chan struct{}, 1)
-	remove := w.conn.listen(&connListener{down: func() {}, up: func() { notify(up) }})
+	// Capacity 1 and never closed: a full channel holds the news already.
+	up, missed := make(chan struct{}, 1), make(chan struct{}, 1)
+	remove := w.conn.listen(&connListener{
+		down: func() { notify(missed) },
+		up:   func() { notify(up) },
+		slow: func(s *nats.Subscription) {
+			if s == sub {
+				notify(missed)
+			}
+		},
+	})
 	defer remove()
 	if err := flush(ctx, nc); err != nil {
 		return err
 	}
+	r.miss(time.Now())
 	r.hello()
 
 	var (
@@ -159,6 +230,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		lastView = r.view()
 		rounds   = 0
 		late     = time.NewTimer(lateAfter)
+		due      = began.Add(lateAfter)
 	)
 	defer round.Stop()
 	defer late.Stop()
@@ -168,12 +240,26 @@ func (w *Watcher) Run(ctx context.Context) error {
 			return nil
 		case <-w.conn.dead:
 			return w.conn.deadError()
-		case m := <-beats:
+		case m := <-r.beats:
 			r.onBeat(m, time.Now())
-		case p := <-r.probes:
-			r.onProbe(p, time.Now())
+		case m := <-r.pongs:
+			r.onPong(m, time.Now())
+		case ask := <-w.asks:
+			r.drain()
+			select {
+			case <-missed:
+				r.miss(time.Now())
+			default:
+			}
+			ask.answer <- r.roster(ask.pool)
 		case <-late.C:
-			late.Reset(r.checkLate(time.Now()))
+			r.drain()
+			now := time.Now()
+			next := r.checkLate(now, now.Sub(due) > standstill)
+			due = now.Add(next)
+			late.Reset(next)
+		case <-missed:
+			r.miss(time.Now())
 		case <-round.C:
 			view := r.view()
 			rounds++
@@ -187,13 +273,18 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-up:
 			// The silence was ours.
 			now := time.Now()
+			r.miss(now)
 			for _, m := range r.members {
-				m.seen, m.tries = now, 0
+				m.seen, m.tries, m.probing = now, 0, false
 			}
 			r.hello()
 		}
 	}
 }
+
+// miss notes that instances may have come and gone unseen. Whoever is there has
+// said so after the longest cold start.
+func (r *watcherRun) miss(now time.Time) { r.blind = now.Add(syncLimit) }
 
 // hello asks every instance for a heartbeat.
 func (r *watcherRun) hello() { _ = r.w.conn.nc.Publish(r.w.conn.prefix+"hello", nil) }
@@ -202,6 +293,9 @@ func (r *watcherRun) hello() { _ = r.w.conn.nc.Publish(r.w.conn.prefix+"hello", 
 func (r *watcherRun) view() []string {
 	ids := make([]string, 0, len(r.members))
 	for _, m := range r.members {
+		if m.silent {
+			continue
+		}
 		ids = append(ids, fmt.Sprint(m.Instance, m.Epoch, m.Draining, m.Manifests))
 	}
 	slices.Sort(ids)
@@ -221,8 +315,7 @@ func (r *watcherRun) onBeat(msg *nats.Msg, now time.Time) {
 	old := r.members[id]
 	if hb.GetState() == busv1.Heartbeat_STATE_GONE {
 		if old != nil {
-			r.lose(old, "it left")
-			r.publish()
+			r.lose(old, "it left", now)
 		}
 		return
 	}
@@ -234,6 +327,7 @@ func (r *watcherRun) onBeat(msg *nats.Msg, now time.Time) {
 		Draining: hb.GetState() == busv1.Heartbeat_STATE_DRAINING,
 		Slots:    int(hb.GetSlots()),
 		Used:     int(hb.GetUsed()),
+		Stalled:  int(hb.GetStalled()),
 	}
 	for _, h := range hb.GetManifests() {
 		if len(h) == len(Hash{}) {
@@ -247,14 +341,22 @@ func (r *watcherRun) onBeat(msg *nats.Msg, now time.Time) {
 		return
 	}
 	previous := old.Member
-	old.Member, old.seen, old.tries = next, now, 0
-	if previous.Epoch != next.Epoch {
-		r.lost(previous, "a new epoch began")
+	back := old.silent
+	old.Member, old.seen, old.tries, old.probing, old.silent = next, now, 0, false, false
+	switch {
+	case previous.Epoch == next.Epoch:
+	case back:
+		r.changed[next.Pool] = now // its calls were given up when it fell silent
+	default:
+		r.lost(previous, "a new epoch began", now)
 	}
 	switch {
+	case back:
+		r.w.logger.Info("instance is back", "pool", next.Pool, "instance", id)
+		r.publish()
 	case !same(previous, next):
 		r.publish()
-	case previous.Used != next.Used && now.Sub(r.stored) >= heartbeatEvery:
+	case (previous.Used != next.Used || previous.Stalled != next.Stalled) && now.Sub(r.stored) >= heartbeatEvery:
 		// Used changes all the time and is no news: a new list for each
 		// heartbeat would cost more than the rest of the watcher.
 		r.store()
@@ -266,89 +368,172 @@ func same(a, b Member) bool {
 		a.Draining == b.Draining && a.Slots == b.Slots && slices.Equal(a.Manifests, b.Manifests)
 }
 
-// checkLate probes the instances that have been silent for too long and
-// returns when to look again.
-func (r *watcherRun) checkLate(now time.Time) time.Duration {
-	next := lateAfter
-	for _, m := range r.members {
-		silent := now.Sub(m.seen)
-		switch {
-		case m.probing:
-		case silent < lateAfter:
-			next = min(next, lateAfter-silent)
-		case r.w.conn.Connected():
-			r.probe(m)
+// drain takes what has arrived: it may answer what a timer asks.
+func (r *watcherRun) drain() {
+	for {
+		select {
+		case m := <-r.beats:
+			r.onBeat(m, time.Now())
+		case m := <-r.pongs:
+			r.onPong(m, time.Now())
 		default:
-			next = min(next, probeTimeout) // the silence may be ours
+			return
+		}
+	}
+}
+
+// checkLate probes the instances that have been silent for too long, gives up
+// those that have not answered, and returns when to look again. still says that
+// this process stood still: the silence may have been its own.
+func (r *watcherRun) checkLate(now time.Time, still bool) time.Duration {
+	next := lateAfter
+	if !r.w.conn.Connected() {
+		// The silence is ours. When the connection is back, all begin anew.
+		return probeTimeout
+	}
+	for _, m := range r.members {
+		switch silent := now.Sub(m.seen); {
+		case !m.probing && silent < lateAfter:
+			next = min(next, lateAfter-silent)
+		case !m.probing, still:
+			r.probe(m)
+			next = min(next, probeTimeout)
+		case m.waiting.IsZero():
+			// Not even our own message is back.
+			next = min(next, probeTimeout)
+		case now.Sub(m.waiting) < probeTimeout:
+			next = min(next, probeTimeout-now.Sub(m.waiting))
+		default:
+			next = min(next, r.unanswered(m, now))
 		}
 	}
 	return next
 }
 
-// probe asks an instance whether it is there.
+// probe asks an instance whether it is there. Behind the question it sends a
+// message to itself: until that is back, an answer could not be here either,
+// and what is slow is the connection or this process.
 func (r *watcherRun) probe(m *watched) {
-	m.probing = true
-	p := probeResult{instance: m.Instance, epoch: m.Epoch}
-	r.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(r.ctx, probeTimeout)
-		defer cancel()
-		answer, err := r.w.conn.nc.RequestWithContext(ctx, r.w.conn.prefix+"i."+p.instance+"."+tokenPing, nil)
-		if err == nil {
-			var got busv1.ProbeResponse
-			err = proto.Unmarshal(answer.Data, &got)
-			p.got = got.GetEpoch()
-		}
-		p.err = err
-		select {
-		case r.probes <- p:
-		case <-r.ctx.Done():
-		}
-	})
+	if !m.probing {
+		m.heard = r.heard(m)
+	}
+	r.echo++
+	m.probing, m.waiting, m.echo = true, time.Time{}, r.echo
+	nc := r.w.conn.nc
+	_ = nc.PublishRequest(r.w.conn.prefix+"i."+m.Instance+"."+tokenPing, r.inbox+"."+m.Instance, nil) // lost: like silence
+	_ = nc.Publish(r.inbox+"."+tokenEcho, strconv.AppendUint(nil, r.echo, 10))
 }
 
-func (r *watcherRun) onProbe(p probeResult, now time.Time) {
-	m := r.members[p.instance]
+// tokenEcho ends the subject of what a watcher sends to itself. It is no id of an
+// instance, as it holds what a token may not.
+const tokenEcho = "~"
+
+func (r *watcherRun) heard(m *watched) uint64 {
+	if r.w.cfg.Heard == nil {
+		return 0
+	}
+	return r.w.cfg.Heard(m.Instance)
+}
+
+// unanswered decides about an instance whose probe has waited long enough, and
+// returns when to look at it again.
+func (r *watcherRun) unanswered(m *watched, now time.Time) time.Duration {
+	if r.heard(m) != m.heard {
+		m.probing, m.seen, m.tries = false, now, 0
+		return lateAfter
+	}
+	if m.tries++; m.tries < probeTries {
+		r.probe(m)
+		return probeTimeout
+	}
+	m.probing, m.seen, m.tries = false, now, 0
+	if !m.silent {
+		m.silent = true
+		r.lost(m.Member, "it does not answer", now)
+		r.publish()
+	}
+	return lateAfter
+}
+
+// onPong takes the answer to a probe, our own echo, or the news that nobody is
+// there.
+func (r *watcherRun) onPong(msg *nats.Msg, now time.Time) {
+	id := msg.Subject[len(r.inbox)+1:]
+	if id == tokenEcho {
+		n, err := strconv.ParseUint(string(msg.Data), 10, 64)
+		for _, m := range r.members {
+			if err == nil && m.probing && m.waiting.IsZero() && m.echo <= n {
+				m.waiting = now
+			}
+		}
+		return
+	}
+	m := r.members[id]
 	if m == nil {
 		return
 	}
-	m.probing = false
-	switch {
-	case m.Epoch != p.epoch || now.Sub(m.seen) < lateAfter:
-		// It was heard meanwhile.
-	case p.err == nil && p.got == m.Epoch:
-		m.seen, m.tries = now, 0
-	case p.err == nil:
-		// Alive with a new epoch whose heartbeat is still on the way.
-		previous := m.Member
-		m.Epoch, m.seen, m.tries = p.got, now, 0
-		r.lost(previous, "a new epoch began")
-		r.publish()
-	case errors.Is(p.err, nats.ErrNoResponders):
-		r.lose(m, "nobody answers for it")
-		r.publish()
-	case !r.w.conn.Connected():
-		// The silence may be ours; checkLate asks again.
-	default:
-		if m.tries++; m.tries < probeTries {
-			r.probe(m)
-			return
+	if noResponders(msg) {
+		if m.probing {
+			r.lose(m, "nobody answers for it", now)
 		}
-		r.lose(m, "it does not answer")
-		r.publish()
+		return
 	}
+	var got busv1.ProbeResponse
+	if err := proto.Unmarshal(msg.Data, &got); err != nil {
+		return
+	}
+	asked := m.probing
+	m.probing, m.seen, m.tries = false, now, 0
+	if asked && got.GetEpoch() != m.Epoch {
+		// Alive with a new epoch whose heartbeat is still on the way. Without a
+		// question open, that heartbeat is here and the answer is an old one.
+		previous := m.Member
+		m.Epoch = got.GetEpoch()
+		if !m.silent {
+			r.lost(previous, "a new epoch began", now)
+		}
+	} else if !m.silent {
+		return
+	}
+	if m.silent {
+		r.w.logger.Info("instance is back", "pool", m.Pool, "instance", id)
+		m.silent = false
+	}
+	r.changed[m.Pool] = now
+	r.publish()
 }
 
-// lose removes a member.
-func (r *watcherRun) lose(m *watched, why string) {
+// lose removes an instance that is gone.
+func (r *watcherRun) lose(m *watched, why string, now time.Time) {
 	delete(r.members, m.Instance)
-	r.lost(m.Member, why)
+	if m.silent {
+		r.changed[m.Pool] = now
+		return // it was given up before
+	}
+	r.lost(m.Member, why, now)
+	r.publish()
 }
 
-func (r *watcherRun) lost(m Member, why string) {
+func (r *watcherRun) lost(m Member, why string, now time.Time) {
+	r.changed[m.Pool] = now
 	r.w.logger.Info("instance lost", "pool", m.Pool, "instance", m.Instance, "epoch", m.Epoch, "reason", why)
 	if r.w.cfg.OnLost != nil {
 		r.w.cfg.OnLost(m)
 	}
+}
+
+// roster is who may have been given a call of the pool.
+func (r *watcherRun) roster(pool string) Roster {
+	roster := Roster{Changed: r.changed[pool]}
+	if r.blind.After(roster.Changed) {
+		roster.Changed = r.blind
+	}
+	for _, m := range r.members {
+		if m.Pool == pool {
+			roster.Members = append(roster.Members, m.Member)
+		}
+	}
+	return roster
 }
 
 // publish makes the members visible and says that they changed.
@@ -361,7 +546,9 @@ func (r *watcherRun) store() {
 	r.stored = time.Now()
 	list := make([]Member, 0, len(r.members))
 	for _, m := range r.members {
-		list = append(list, m.Member)
+		if !m.silent {
+			list = append(list, m.Member)
+		}
 	}
 	slices.SortFunc(list, func(a, b Member) int {
 		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Instance, b.Instance))

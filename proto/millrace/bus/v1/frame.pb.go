@@ -26,7 +26,8 @@ const (
 )
 
 // Kind says what the frame does. Edge to worker: OPEN, DATA, HALF_CLOSE,
-// CANCEL, WINDOW. Worker to edge: ACCEPT, BUSY, HEADERS, DATA, END, WINDOW.
+// CANCEL, WINDOW, FENCE. Worker to edge: ACCEPT, BUSY, HEADERS, DATA, END,
+// WINDOW, FENCED, OFFER.
 type Frame_Kind int32
 
 const (
@@ -51,21 +52,31 @@ const (
 	Frame_KIND_CANCEL Frame_Kind = 8
 	// Returns bytes to the sender's window.
 	Frame_KIND_WINDOW Frame_Kind = 9
+	// The caller does not know what became of its OPEN, and asks the instance
+	// about the call that is named by the reply subject.
+	Frame_KIND_FENCE Frame_Kind = 10
+	// Answers a FENCE.
+	Frame_KIND_FENCED Frame_Kind = 11
+	// The instance has a free slot for a caller that waits for one.
+	Frame_KIND_OFFER Frame_Kind = 12
 )
 
 // Enum value maps for Frame_Kind.
 var (
 	Frame_Kind_name = map[int32]string{
-		0: "KIND_UNSPECIFIED",
-		1: "KIND_OPEN",
-		2: "KIND_ACCEPT",
-		3: "KIND_BUSY",
-		4: "KIND_HEADERS",
-		5: "KIND_DATA",
-		6: "KIND_HALF_CLOSE",
-		7: "KIND_END",
-		8: "KIND_CANCEL",
-		9: "KIND_WINDOW",
+		0:  "KIND_UNSPECIFIED",
+		1:  "KIND_OPEN",
+		2:  "KIND_ACCEPT",
+		3:  "KIND_BUSY",
+		4:  "KIND_HEADERS",
+		5:  "KIND_DATA",
+		6:  "KIND_HALF_CLOSE",
+		7:  "KIND_END",
+		8:  "KIND_CANCEL",
+		9:  "KIND_WINDOW",
+		10: "KIND_FENCE",
+		11: "KIND_FENCED",
+		12: "KIND_OFFER",
 	}
 	Frame_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -78,6 +89,9 @@ var (
 		"KIND_END":         7,
 		"KIND_CANCEL":      8,
 		"KIND_WINDOW":      9,
+		"KIND_FENCE":       10,
+		"KIND_FENCED":      11,
+		"KIND_OFFER":       12,
 	}
 )
 
@@ -106,6 +120,66 @@ func (x Frame_Kind) Number() protoreflect.EnumNumber {
 // Deprecated: Use Frame_Kind.Descriptor instead.
 func (Frame_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_millrace_bus_v1_frame_proto_rawDescGZIP(), []int{0, 0}
+}
+
+// Fence is what an instance knows of a call.
+type Frame_Fence int32
+
+const (
+	Frame_FENCE_UNSPECIFIED Frame_Fence = 0
+	// It has not run the call, and will not take it from now on.
+	Frame_FENCE_NEVER Frame_Fence = 1
+	// It runs the call; what it has sent so far came before this answer.
+	Frame_FENCE_RUNNING Frame_Fence = 2
+	// It has run the call, and everything it had to say came before this answer.
+	Frame_FENCE_DONE Frame_Fence = 3
+	// It no longer knows. It will not take the call from now on.
+	Frame_FENCE_UNKNOWN Frame_Fence = 4
+)
+
+// Enum value maps for Frame_Fence.
+var (
+	Frame_Fence_name = map[int32]string{
+		0: "FENCE_UNSPECIFIED",
+		1: "FENCE_NEVER",
+		2: "FENCE_RUNNING",
+		3: "FENCE_DONE",
+		4: "FENCE_UNKNOWN",
+	}
+	Frame_Fence_value = map[string]int32{
+		"FENCE_UNSPECIFIED": 0,
+		"FENCE_NEVER":       1,
+		"FENCE_RUNNING":     2,
+		"FENCE_DONE":        3,
+		"FENCE_UNKNOWN":     4,
+	}
+)
+
+func (x Frame_Fence) Enum() *Frame_Fence {
+	p := new(Frame_Fence)
+	*p = x
+	return p
+}
+
+func (x Frame_Fence) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Frame_Fence) Descriptor() protoreflect.EnumDescriptor {
+	return file_millrace_bus_v1_frame_proto_enumTypes[1].Descriptor()
+}
+
+func (Frame_Fence) Type() protoreflect.EnumType {
+	return &file_millrace_bus_v1_frame_proto_enumTypes[1]
+}
+
+func (x Frame_Fence) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Frame_Fence.Descriptor instead.
+func (Frame_Fence) EnumDescriptor() ([]byte, []int) {
+	return file_millrace_bus_v1_frame_proto_rawDescGZIP(), []int{0, 1}
 }
 
 // State of an instance.
@@ -148,11 +222,11 @@ func (x Heartbeat_State) String() string {
 }
 
 func (Heartbeat_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_millrace_bus_v1_frame_proto_enumTypes[1].Descriptor()
+	return file_millrace_bus_v1_frame_proto_enumTypes[2].Descriptor()
 }
 
 func (Heartbeat_State) Type() protoreflect.EnumType {
-	return &file_millrace_bus_v1_frame_proto_enumTypes[1]
+	return &file_millrace_bus_v1_frame_proto_enumTypes[2]
 }
 
 func (x Heartbeat_State) Number() protoreflect.EnumNumber {
@@ -181,7 +255,8 @@ type Frame struct {
 	// OPEN: full gRPC method name, "/package.Service/Method".
 	Method string `protobuf:"bytes,6,opt,name=method,proto3" json:"method,omitempty"`
 	// ACCEPT: subject for frames to the instance that runs the call. Frames to
-	// the caller go to the NATS reply subject of its OPEN.
+	// the caller go to the NATS reply subject of its OPEN. FENCED: the same, if the
+	// call runs.
 	Ctl string `protobuf:"bytes,7,opt,name=ctl,proto3" json:"ctl,omitempty"`
 	// END: a serialized google.rpc.Status with details.
 	Status []byte `protobuf:"bytes,8,opt,name=status,proto3" json:"status,omitempty"`
@@ -197,7 +272,7 @@ type Frame struct {
 	// OPEN: how long the call may wait for an instance to accept it, in
 	// microseconds; an instance that sees it later answers BUSY.
 	OpenByUs uint64 `protobuf:"varint,13,opt,name=open_by_us,json=openByUs,proto3" json:"open_by_us,omitempty"`
-	// ACCEPT, BUSY: the instance that answers.
+	// ACCEPT, BUSY, FENCED, OFFER: the instance that speaks.
 	Instance string `protobuf:"bytes,14,opt,name=instance,proto3" json:"instance,omitempty"`
 	// The message or part of it. Written last, so that a header can be
 	// marshalled once and the payload appended.
@@ -207,7 +282,16 @@ type Frame struct {
 	// OPEN: subject for the frames of the instance from its first message on;
 	// empty: the reply subject of the OPEN, for all of them. What is published
 	// there may be stored, and the call goes on without its caller.
-	Events        string `protobuf:"bytes,17,opt,name=events,proto3" json:"events,omitempty"`
+	Events string `protobuf:"bytes,17,opt,name=events,proto3" json:"events,omitempty"`
+	// The first frame of a message that goes on in others: how many bytes the
+	// whole message has, so that one that is too large is refused at once.
+	Total uint64 `protobuf:"varint,18,opt,name=total,proto3" json:"total,omitempty"`
+	// FENCED: the answer.
+	Fence Frame_Fence `protobuf:"varint,19,opt,name=fence,proto3,enum=millrace.bus.v1.Frame_Fence" json:"fence,omitempty"`
+	// BUSY: what the call found no room in, when that is not all of the instance
+	// but a limit for calls of its sort. OFFER: where there is room again. A name
+	// that means something to the instances of the pool only.
+	Limit         string `protobuf:"bytes,20,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +445,27 @@ func (x *Frame) GetEvents() string {
 	return ""
 }
 
+func (x *Frame) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Frame) GetFence() Frame_Fence {
+	if x != nil {
+		return x.Fence
+	}
+	return Frame_FENCE_UNSPECIFIED
+}
+
+func (x *Frame) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
 // Meta is one metadata pair. Values of keys that end in "-bin" are raw bytes.
 type Meta struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -432,7 +537,10 @@ type Heartbeat struct {
 	Slots uint32          `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
 	Used  uint32          `protobuf:"varint,8,opt,name=used,proto3" json:"used,omitempty"`
 	// Hashes (SHA-256, first 16 bytes) of the manifests the instance serves.
-	Manifests     [][]byte `protobuf:"bytes,9,rep,name=manifests,proto3" json:"manifests,omitempty"`
+	Manifests [][]byte `protobuf:"bytes,9,rep,name=manifests,proto3" json:"manifests,omitempty"`
+	// Slots that are taken by calls that should have ended: their deadline has
+	// passed or they were cancelled, and the handler has not noticed.
+	Stalled       uint32 `protobuf:"varint,10,opt,name=stalled,proto3" json:"stalled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -528,6 +636,13 @@ func (x *Heartbeat) GetManifests() [][]byte {
 		return x.Manifests
 	}
 	return nil
+}
+
+func (x *Heartbeat) GetStalled() uint32 {
+	if x != nil {
+		return x.Stalled
+	}
+	return 0
 }
 
 // FetchRequest asks for a manifest by its hash, from a byte offset.
@@ -693,7 +808,7 @@ var File_millrace_bus_v1_frame_proto protoreflect.FileDescriptor
 
 const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\n" +
-	"\x1bmillrace/bus/v1/frame.proto\x12\x0fmillrace.bus.v1\"\x97\x05\n" +
+	"\x1bmillrace/bus/v1/frame.proto\x12\x0fmillrace.bus.v1\"\x8f\a\n" +
 	"\x05Frame\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.millrace.bus.v1.Frame.KindR\x04kind\x12\x14\n" +
 	"\x05flags\x18\x02 \x01(\rR\x05flags\x12\x10\n" +
@@ -714,7 +829,10 @@ const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\binstance\x18\x0e \x01(\tR\binstance\x12\x12\n" +
 	"\x04data\x18\x0f \x01(\fR\x04data\x12\x14\n" +
 	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06events\x18\x11 \x01(\tR\x06events\"\xb1\x01\n" +
+	"\x06events\x18\x11 \x01(\tR\x06events\x12\x14\n" +
+	"\x05total\x18\x12 \x01(\x04R\x05total\x122\n" +
+	"\x05fence\x18\x13 \x01(\x0e2\x1c.millrace.bus.v1.Frame.FenceR\x05fence\x12\x14\n" +
+	"\x05limit\x18\x14 \x01(\tR\x05limit\"\xe2\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_OPEN\x10\x01\x12\x0f\n" +
@@ -725,10 +843,23 @@ const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\x0fKIND_HALF_CLOSE\x10\x06\x12\f\n" +
 	"\bKIND_END\x10\a\x12\x0f\n" +
 	"\vKIND_CANCEL\x10\b\x12\x0f\n" +
-	"\vKIND_WINDOW\x10\t\".\n" +
+	"\vKIND_WINDOW\x10\t\x12\x0e\n" +
+	"\n" +
+	"KIND_FENCE\x10\n" +
+	"\x12\x0f\n" +
+	"\vKIND_FENCED\x10\v\x12\x0e\n" +
+	"\n" +
+	"KIND_OFFER\x10\f\"e\n" +
+	"\x05Fence\x12\x15\n" +
+	"\x11FENCE_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vFENCE_NEVER\x10\x01\x12\x11\n" +
+	"\rFENCE_RUNNING\x10\x02\x12\x0e\n" +
+	"\n" +
+	"FENCE_DONE\x10\x03\x12\x11\n" +
+	"\rFENCE_UNKNOWN\x10\x04\".\n" +
 	"\x04Meta\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"\xd2\x02\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\xec\x02\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x18\n" +
@@ -738,7 +869,9 @@ const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\x05state\x18\x06 \x01(\x0e2 .millrace.bus.v1.Heartbeat.StateR\x05state\x12\x14\n" +
 	"\x05slots\x18\a \x01(\rR\x05slots\x12\x12\n" +
 	"\x04used\x18\b \x01(\rR\x04used\x12\x1c\n" +
-	"\tmanifests\x18\t \x03(\fR\tmanifests\"S\n" +
+	"\tmanifests\x18\t \x03(\fR\tmanifests\x12\x18\n" +
+	"\astalled\x18\n" +
+	" \x01(\rR\astalled\"S\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSTATE_READY\x10\x01\x12\x12\n" +
@@ -767,29 +900,31 @@ func file_millrace_bus_v1_frame_proto_rawDescGZIP() []byte {
 	return file_millrace_bus_v1_frame_proto_rawDescData
 }
 
-var file_millrace_bus_v1_frame_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_millrace_bus_v1_frame_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_millrace_bus_v1_frame_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_millrace_bus_v1_frame_proto_goTypes = []any{
 	(Frame_Kind)(0),       // 0: millrace.bus.v1.Frame.Kind
-	(Heartbeat_State)(0),  // 1: millrace.bus.v1.Heartbeat.State
-	(*Frame)(nil),         // 2: millrace.bus.v1.Frame
-	(*Meta)(nil),          // 3: millrace.bus.v1.Meta
-	(*Heartbeat)(nil),     // 4: millrace.bus.v1.Heartbeat
-	(*FetchRequest)(nil),  // 5: millrace.bus.v1.FetchRequest
-	(*FetchResponse)(nil), // 6: millrace.bus.v1.FetchResponse
-	(*ProbeResponse)(nil), // 7: millrace.bus.v1.ProbeResponse
+	(Frame_Fence)(0),      // 1: millrace.bus.v1.Frame.Fence
+	(Heartbeat_State)(0),  // 2: millrace.bus.v1.Heartbeat.State
+	(*Frame)(nil),         // 3: millrace.bus.v1.Frame
+	(*Meta)(nil),          // 4: millrace.bus.v1.Meta
+	(*Heartbeat)(nil),     // 5: millrace.bus.v1.Heartbeat
+	(*FetchRequest)(nil),  // 6: millrace.bus.v1.FetchRequest
+	(*FetchResponse)(nil), // 7: millrace.bus.v1.FetchResponse
+	(*ProbeResponse)(nil), // 8: millrace.bus.v1.ProbeResponse
 }
 var file_millrace_bus_v1_frame_proto_depIdxs = []int32{
 	0, // 0: millrace.bus.v1.Frame.kind:type_name -> millrace.bus.v1.Frame.Kind
-	3, // 1: millrace.bus.v1.Frame.header:type_name -> millrace.bus.v1.Meta
-	3, // 2: millrace.bus.v1.Frame.trailer:type_name -> millrace.bus.v1.Meta
-	1, // 3: millrace.bus.v1.Heartbeat.state:type_name -> millrace.bus.v1.Heartbeat.State
-	1, // 4: millrace.bus.v1.ProbeResponse.state:type_name -> millrace.bus.v1.Heartbeat.State
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	4, // 1: millrace.bus.v1.Frame.header:type_name -> millrace.bus.v1.Meta
+	4, // 2: millrace.bus.v1.Frame.trailer:type_name -> millrace.bus.v1.Meta
+	1, // 3: millrace.bus.v1.Frame.fence:type_name -> millrace.bus.v1.Frame.Fence
+	2, // 4: millrace.bus.v1.Heartbeat.state:type_name -> millrace.bus.v1.Heartbeat.State
+	2, // 5: millrace.bus.v1.ProbeResponse.state:type_name -> millrace.bus.v1.Heartbeat.State
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_millrace_bus_v1_frame_proto_init() }
@@ -802,7 +937,7 @@ func file_millrace_bus_v1_frame_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_bus_v1_frame_proto_rawDesc), len(file_millrace_bus_v1_frame_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -1,0 +1,115 @@
+package bus
+
+import (
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// wantedFor is how long an instance believes that somebody waits for a slot
+	// after it was last told, and refusedFor how long after it had to refuse a
+	// call: whoever waits then says so soon.
+	wantedFor  = 2*wantEvery + 100*time.Millisecond
+	refusedFor = 50 * time.Millisecond
+)
+
+// onWant: somebody waits for a free slot.
+func (s *Server) onWant(*nats.Msg) {
+	s.wantedNow(wantedFor)
+	if s.used.Load() < int32(s.cfg.Slots) {
+		s.offer("")
+	}
+}
+
+// wantedNow notes that somebody waits, for a while.
+func (s *Server) wantedNow(d time.Duration) {
+	until := int64(time.Since(s.start) + d)
+	if s.wanted.Load() < until { // a lost race costs the offers of a moment
+		s.wanted.Store(until)
+	}
+}
+
+// isWanted reports whether somebody is likely to wait. While nobody does, it
+// costs a call nothing but the look.
+func (s *Server) isWanted() bool {
+	until := s.wanted.Load()
+	if until == 0 {
+		return false
+	}
+	if int64(time.Since(s.start)) < until {
+		return true
+	}
+	s.wanted.CompareAndSwap(until, 0)
+	return false
+}
+
+// offer tells one of those who wait that there is a free slot. It is kept for
+// nobody: whoever comes first gets it.
+func (s *Server) offer(limit string) {
+	if s.closing.Load() {
+		return
+	}
+	s.offers.Add(1)
+	_ = s.publish(s.conn.prefix+"cap."+s.cfg.Pool, "", &frame{kind: kindOffer, instance: s.id, limit: []byte(limit)}) // lost: they try
+}
+
+// offerMore offers the next free slot when one that was offered has been taken.
+func (s *Server) offerMore() {
+	if s.isWanted() && s.used.Load() < int32(s.cfg.Slots) {
+		s.offer("")
+	}
+}
+
+// stalledAfter is how long a handler may take to notice the end of its context
+// before its slot counts as stalled.
+const stalledAfter = time.Second
+
+// ServerStats are numbers of an instance. Those that count do so from its start.
+type ServerStats struct {
+	// Slots is how many calls may run at a time, Used how many do.
+	Slots, Used int
+	// Stalled is how many of Used are handlers that go on although the context
+	// of their call ended more than a second ago: their deadline has passed or
+	// the caller has left. Their slots come back when they return.
+	Stalled int
+	// Refused counts BUSY, Offers the free slots that were offered, and Fences
+	// the questions of callers that did not know what became of a call.
+	Refused, Offers, Fences uint64
+}
+
+// Stats returns the numbers of now. It looks at each call that runs.
+func (s *Server) Stats() ServerStats {
+	s.mu.Lock()
+	used, fences := len(s.calls), s.fences
+	s.mu.Unlock()
+	return ServerStats{
+		Slots: s.cfg.Slots, Used: used, Stalled: s.stalledCalls(time.Now()),
+		Refused: s.busies.Load(), Offers: s.offers.Load(), Fences: fences,
+	}
+}
+
+// stalledCalls counts the calls that should have ended.
+func (s *Server) stalledCalls(now time.Time) int {
+	n := 0
+	for _, call := range s.snapshot() {
+		if call.stalled(now) {
+			n++
+		}
+	}
+	return n
+}
+
+// stalled reports whether the handler has not noticed the end of its context for
+// too long. When that ended is known for a deadline only; any other end is
+// noticed when somebody looks, which every heartbeat does.
+func (c *serverCall) stalled(now time.Time) bool {
+	if c.ctx.Err() == nil {
+		return false
+	}
+	if deadline, ok := c.ctx.Deadline(); ok && now.Sub(deadline) > stalledAfter {
+		return true
+	}
+	c.stalledAt.CompareAndSwap(0, int64(max(now.Sub(c.s.start), 1)))
+	return now.Sub(c.s.start)-time.Duration(c.stalledAt.Load()) > stalledAfter
+}
