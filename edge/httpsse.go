@@ -73,6 +73,8 @@ func (e *Edge) serveSSE(w http.ResponseWriter, r *http.Request) {
 	cfg.OnError = cancel // who does not read is cut off
 	out := sse.NewWriter(w, cfg)
 	defer func() { _ = out.Close() }() // the client has gone or is sent away
+	e.open.Add(1)
+	defer e.open.Add(-1)
 
 	s := &stream{principal: principal, inbox: make(chan packet), ended: make(chan struct{})}
 	s.connection = connection{

@@ -123,6 +123,7 @@ type Server struct {
 	methods atomic.Pointer[map[string]*method]
 	epoch   atomic.Uint64
 	used    atomic.Int32
+	refused atomic.Uint64  // with BUSY
 	wg      sync.WaitGroup // one for each call
 
 	mu        sync.Mutex
@@ -679,6 +680,7 @@ func (s *Server) publish(subject, reply string, f *frame) error {
 
 // busy refuses a call that another instance may take.
 func (s *Server) busy(reply string) {
+	s.refused.Add(1)
 	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: s.id})
 }
 
