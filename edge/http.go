@@ -50,10 +50,6 @@ func (e *Edge) Handler() http.Handler {
 			// 6.1), so none with chunks does.
 			w.Header().Set("Connection", "close")
 		}
-		if e.draining.Err() != nil {
-			// The connection would be closed under the client's next request.
-			w.Header().Set("Connection", "close")
-		}
 		mux.ServeHTTP(w, r)
 	})
 }
@@ -121,6 +117,10 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 // false; methods are those of its path. The principal is nil only where nothing
 // authenticates callers.
 func (e *Edge) admit(w http.ResponseWriter, r *http.Request, methods string) (*exchange.Principal, bool) {
+	if e.draining.Err() != nil {
+		// Else it would be closed under the client's next request.
+		w.Header().Set("Connection", "close")
+	}
 	if reason := e.guard.check(r); reason != "" {
 		e.reject(w, r, http.StatusForbidden, reason)
 		return nil, false

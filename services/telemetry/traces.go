@@ -25,8 +25,8 @@ const scope = "github.com/millrace/millrace"
 type TracesConfig struct {
 	// GRPC exports over gRPC, and not as protobuf over HTTP.
 	GRPC bool
-	// Exporter takes the place of OTLP, for tests.
-	Exporter sdktrace.SpanExporter
+	// Endpoint is the URL of the collector without a path; empty: what the environment says.
+	Endpoint string
 }
 
 // TracesFromEnv reads from the standard variables whether and how traces are to
@@ -60,14 +60,20 @@ func TracesFromEnv(getenv func(string) string) (*TracesConfig, error) {
 }
 
 func newProvider(ctx context.Context, cfg Config, log *slog.Logger) (*sdktrace.TracerProvider, error) {
-	exporter := cfg.Traces.Exporter
+	var exporter sdktrace.SpanExporter
 	var err error
-	switch {
-	case exporter != nil:
-	case cfg.Traces.GRPC:
-		exporter, err = otlptracegrpc.New(ctx)
-	default:
-		exporter, err = otlptracehttp.New(ctx)
+	if cfg.Traces.GRPC {
+		var options []otlptracegrpc.Option
+		if cfg.Traces.Endpoint != "" {
+			options = append(options, otlptracegrpc.WithEndpointURL(cfg.Traces.Endpoint))
+		}
+		exporter, err = otlptracegrpc.New(ctx, options...)
+	} else {
+		var options []otlptracehttp.Option
+		if cfg.Traces.Endpoint != "" {
+			options = append(options, otlptracehttp.WithEndpointURL(cfg.Traces.Endpoint+"/v1/traces"))
+		}
+		exporter, err = otlptracehttp.New(ctx, options...)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("exporter of traces: %w", err)
