@@ -98,7 +98,7 @@ test: clients ## Run all tests with the race detector
 	@$(call each-module,go test -race -timeout $(TEST_TIMEOUT) ./...)
 
 .PHONY: check
-check: check-generated check-proto check-go check-modules check-deploy check-image ## Everything that must hold before a commit, besides the tests
+check: check-generated check-proto check-go check-modules check-deploy check-observability check-image ## Everything that must hold before a commit, besides the tests
 
 .PHONY: generate
 generate: $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) ## Generate the Go code of proto/
@@ -182,3 +182,11 @@ check-image: image ## The image is what it should be, runs as nobody and answers
 .PHONY: check-deploy
 check-deploy: $(HELM) $(KUBECTL_VALIDATE) ## The chart renders to valid and safe manifests, and those in deploy/kubernetes are fresh
 	deploy/check "$(HELM)" "$(KUBECTL_VALIDATE)" $(CRD_MODULES)
+
+.PHONY: check-observability
+check-observability: ## Alerts and dashboard are valid, and alerts come when they should. Needs promtool
+	promtool check rules deploy/observability/alerts.yaml
+	cd deploy/observability && promtool test rules alerts_test.yaml
+	@rules=$$(mktemp); trap 'rm -f "$$rules"' EXIT; \
+	go run ./services/internal/deploy/dashboard deploy/observability/dashboard.json >"$$rules"; \
+	promtool check rules "$$rules"

@@ -90,7 +90,7 @@ func (e *Edge) serveElement(ctx context.Context, era exchange.Era, head exchange
 	case e.claims(&req) != era:
 		return refuse("a message of a revision without batches: send it alone")
 	}
-	answer := era.Serve(ctx, &req, out)
+	answer := e.serveBy(ctx, era, &req, out)
 	if answer.Withheld || msg.Kind() != jsonrpc.Request {
 		return nil
 	}

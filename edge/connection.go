@@ -159,12 +159,20 @@ type connectionCall struct {
 	// notified is when a notification was last written for this message; nil:
 	// never. Of a batch, whose messages run side by side, for any of them.
 	notified atomic.Pointer[time.Time]
+	// observed is told of what is sent; nil: nobody is.
+	observed Observation
 }
+
+// observe has what is sent told to o. It is called before anything is sent.
+func (c *connectionCall) observe(o Observation) { c.observed = o }
 
 // Send writes a notification.
 func (c *connectionCall) Send(msg []byte) error {
 	err := c.connection.Send(msg)
 	c.notified.Store(new(time.Now()))
+	if c.observed != nil {
+		c.observed.Event()
+	}
 	return err
 }
 

@@ -15,9 +15,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/stats"
 
 	"github.com/millrace/millrace/edge/auth"
 	"github.com/millrace/millrace/edge/backend"
@@ -87,6 +89,15 @@ type Config struct {
 	Streams *jetstream.Store
 	// SessionMaxAge is the absolute age of a session; 0 means 24 h.
 	SessionMaxAge time.Duration
+	// Observer hears of the messages of clients, Calls of the calls to workers,
+	// and Lost of instances that vanished or left (as bus.WatcherConfig.OnLost);
+	// nil: nobody does.
+	Observer Observer
+	Calls    backend.Observer
+	Lost     func(bus.Member)
+	// CallStats hear of each call over the bus, and PeerStats of those of other
+	// edges, as handlers of gRPC do.
+	CallStats, PeerStats []stats.Handler
 	// Logger is the edge's log; nil discards.
 	Logger *slog.Logger
 }
@@ -108,6 +119,7 @@ type Edge struct {
 	posts   poster // nil: no other edges
 	guard   guard
 	auth    auth.Authenticator // nil: nobody is asked
+	open    atomic.Int64       // SSE streams
 
 	bodies bufferPool
 	// draining is done when the edge is to become unready; drain does that.
@@ -160,16 +172,21 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
-		OnLost: func(m bus.Member) { e.client.Lost(m.Instance, m.Epoch) },
-		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
+		OnLost: func(m bus.Member) {
+			e.client.Lost(m.Instance, m.Epoch)
+			if cfg.Lost != nil {
+				cfg.Lost(m)
+			}
+		},
+		Heard: func(instance string) uint64 { return e.client.Heard(instance) },
 	})
-	e.client = bus.NewClient(conn, bus.ClientConfig{Logger: cfg.Logger, Members: e.watcher})
+	e.client = bus.NewClient(conn, bus.ClientConfig{StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher})
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.stopping, e.stop = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
 	runner := &methods.Runner{
 		Backend: backend.New(e.catalog, e.client, backend.Config{
-			CallTimeout: cfg.CallTimeout, CallCeiling: cfg.CallCeiling, Logger: cfg.Logger,
+			CallTimeout: cfg.CallTimeout, CallCeiling: cfg.CallCeiling, Observer: cfg.Calls, Logger: cfg.Logger,
 		}),
 		Render: &render.Renderer{Server: server, PageSize: cfg.PageSize, ListTTL: cfg.ListTTL, Cursors: ring},
 		Calls:  e.calls,
@@ -203,7 +220,8 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	}
 	e.sessions = sessions
 	e.peers = peer.New(conn, e.client, e.watcher.Members, peer.Config{
-		Deliver: sessions.Delivered, Post: e.takePost, Heard: sessions.Heard, Logger: cfg.Logger,
+		Deliver: sessions.Delivered, Post: e.takePost, Heard: sessions.Heard,
+		StatsHandlers: cfg.PeerStats, Logger: cfg.Logger,
 	})
 	sessions.Peers, e.posts = e.peers, e.peers
 	e.eras = []exchange.Era{
@@ -319,7 +337,7 @@ func (e *Edge) claims(req *exchange.Request) exchange.Era {
 // serve passes a message to its era.
 func (e *Edge) serve(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
 	if era := e.claims(req); era != nil {
-		return era.Serve(ctx, req, out)
+		return e.serveBy(ctx, era, req, out)
 	}
 	return exchange.Refused(mcp.Modern(), http.StatusBadRequest, req.Message.ID, &jsonrpc.Error{
 		Code: jsonrpc.CodeInvalidRequest, Message: "no supported protocol revision claims this message",

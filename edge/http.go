@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
@@ -116,6 +117,10 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 // false; methods are those of its path. The principal is nil only where nothing
 // authenticates callers.
 func (e *Edge) admit(w http.ResponseWriter, r *http.Request, methods string) (*exchange.Principal, bool) {
+	if e.draining.Err() != nil {
+		// Else it would be closed under the client's next request.
+		w.Header().Set("Connection", "close")
+	}
 	if reason := e.guard.check(r); reason != "" {
 		e.reject(w, r, http.StatusForbidden, reason)
 		return nil, false
@@ -163,6 +168,9 @@ func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request, principal *ex
 		resumed := false
 		if resumer, ok := era.(exchange.Resumer); ok && r.Header.Get(mcp.HeaderLastEventID) != "" {
 			answer, resumed = resumer.Resume(r.Context(), req, r.Header.Get(mcp.HeaderLastEventID), out)
+			if resumed && e.cfg.Observer != nil {
+				e.cfg.Observer.Resumed(int(out.sent.Load()))
+			}
 		}
 		if !resumed {
 			answer = listener.Listen(r.Context(), req, out)
@@ -260,6 +268,9 @@ func (e *Edge) rejectMessage(w http.ResponseWriter, r *http.Request, err *jsonrp
 }
 
 func (e *Edge) rejectStatus(w http.ResponseWriter, r *http.Request, status int, err *jsonrpc.Error) {
+	if e.cfg.Observer != nil {
+		e.cfg.Observer.Rejected(status)
+	}
 	rev, known := mcp.Lookup(r.Header.Get(mcp.HeaderProtocolVersion))
 	if !known {
 		rev = mcp.Assumed()
@@ -285,14 +296,22 @@ type httpStream struct {
 	accept accepted
 	open   bool
 	timer  *time.Timer
+	// opened counts the streams that are open.
+	opened *atomic.Int64
+	// observed is told of what is sent; nil: nobody is.
+	observed Observation
+	sent     atomic.Int64 // events, but for the answer
 
 	mu     sync.Mutex
 	done   bool
 	writer *sse.Writer
 }
 
+// observe has what is sent told to o. It is called before anything is sent.
+func (s *httpStream) observe(o Observation) { s.observed = o }
+
 func newHTTPStream(e *Edge, w http.ResponseWriter, accept accepted, m *jsonrpc.Message) *httpStream {
-	s := &httpStream{w: w, cfg: e.sseConfig(), accept: accept, open: accept.stream}
+	s := &httpStream{w: w, cfg: e.sseConfig(), accept: accept, open: accept.stream, opened: &e.open}
 	if accept.named && m.Kind() == jsonrpc.Request {
 		// A proxy may take a long silence for death: begin the stream, which
 		// then keeps itself alive, when there is no answer soon.
@@ -310,6 +329,7 @@ func newHTTPStream(e *Edge, w http.ResponseWriter, accept accepted, m *jsonrpc.M
 
 // begin starts the stream. The caller holds the lock.
 func (s *httpStream) begin() {
+	s.opened.Add(1)
 	s.writer = sse.NewWriter(s.w, s.cfg)
 	_ = s.writer.Start(http.StatusOK) // the writer keeps its error
 }
@@ -347,7 +367,12 @@ func (s *httpStream) SendEvents(events ...exchange.Event) error {
 	if w == nil {
 		return sse.ErrClosed
 	}
-	return w.Event(written...)
+	err := w.Event(written...)
+	s.sent.Add(int64(len(events)))
+	if s.observed != nil {
+		s.observed.Event()
+	}
+	return err
 }
 
 // stream returns the writer of the stream, started; nil when the request was
@@ -413,6 +438,7 @@ func (s *httpStream) close() {
 	s.done = true
 	if s.writer != nil {
 		_ = s.writer.Close() // as above
+		s.opened.Add(-1)
 	}
 }
 

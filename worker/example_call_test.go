@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/stats"
+
 	"github.com/millrace/millrace/worker"
 	"github.com/millrace/millrace/worker/workertest"
 )
@@ -229,4 +231,30 @@ func ExampleCall_CloseStream() {
 	fmt.Println(out.Text(), out.Closed)
 	// Output:
 	// restocked 1
+}
+
+// countedCalls is a stats handler as tracers of the gRPC ecosystem are.
+type countedCalls struct{ ended int }
+
+func (*countedCalls) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+func (c *countedCalls) HandleRPC(_ context.Context, event stats.RPCStats) {
+	if _, ok := event.(*stats.End); ok {
+		c.ended++
+	}
+}
+
+func (*countedCalls) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+func (*countedCalls) HandleConn(context.Context, stats.ConnStats) {}
+
+// Handlers of gRPC statistics are given before the worker runs, as is middleware;
+// its load can be looked at at any time.
+func ExampleWorker_UseStats() {
+	w := worker.New(worker.Config{Pool: "measured"})
+	w.UseStats(&countedCalls{})
+	load := w.Load() // nothing, as the worker does not run
+	fmt.Println(w.Pool(), load.Slots, load.Used, load.Refused)
+	// Output:
+	// measured 0 0 0
 }

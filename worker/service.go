@@ -298,7 +298,7 @@ func (t *tool) run(ctx context.Context, c *codec, call *Call) (*millracev1.ToolR
 	encoded, err := result.encode(c, t.output)
 	if fault, ok := errors.AsType[*outputError](err); ok && call.w.cfg.Development {
 		// Whoever develops the tool sees it where it shows.
-		call.w.log.Error("a result breaks the contract of its tool", "pool", call.w.cfg.Pool, "tool", t.name, "error", err)
+		call.w.log.ErrorContext(call.ctx, "a result breaks the contract of its tool", "pool", call.w.cfg.Pool, "tool", t.name, "error", err)
 		call.failed = true
 		return errorResult(fault).encode(c, nil)
 	} else if ok {
@@ -400,7 +400,7 @@ func (w *Worker) failure(err error, call *Call) *millracev1.Error {
 	if errors.As(err, &internal) && internal.stack != nil {
 		attrs = append(attrs, "stack", string(internal.stack))
 	}
-	w.log.Error("a call ended with an internal error", attrs...)
+	w.log.ErrorContext(call.ctx, "a call ended with an internal error", attrs...)
 	return &millracev1.Error{Kind: millracev1.Error_KIND_INTERNAL}
 }
 

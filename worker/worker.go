@@ -43,6 +43,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 
 	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -96,6 +97,7 @@ type Worker struct {
 	mu         sync.RWMutex
 	running    bool
 	server     *bus.Server // nil unless Run is serving
+	stats      []stats.Handler
 	mistakes   []error
 	middleware []func(Handler) Handler
 	handler    Handler // the chain of middleware; nil without any
@@ -160,6 +162,8 @@ func (w *Worker) Run(ctx context.Context, conn *bus.Conn) error {
 		Grace:   w.cfg.Grace,
 		Admit:   w.admit,
 		Logger:  w.cfg.Logger,
+
+		StatsHandlers: w.statsHandlers(),
 	})
 	millracev1.RegisterWorkerServiceServer(server, &service{w: w})
 	if err := w.announce(server); err != nil {

@@ -25,6 +25,32 @@ type Pools interface {
 	Instance(pool, instance string) grpc.ClientConnInterface
 }
 
+// Observer hears of calls, for metrics and traces.
+type Observer interface {
+	// Called is told of a call when it has ended, with the context it was made
+	// under. It is called by many goroutines at a time and must not wait.
+	Called(ctx context.Context, c Called)
+}
+
+// Called is a call to a pool that has ended.
+type Called struct {
+	// Pool has served it, or was to.
+	Pool string
+	// Method is the one of the protocol.
+	Method string
+	// Tool is the name of the tool; empty for other methods. It is in the catalog.
+	Tool string
+	// Began is when it was made first; Repeated: it was made twice.
+	Began    time.Time
+	Repeated bool
+	// Failure says why there was no outcome, or which error the worker has sent;
+	// nil: there was another outcome.
+	Failure *Failure
+	// NeedsInput: its outcome was questions. ToolError: it was a result that says
+	// the tool has failed.
+	NeedsInput, ToolError bool
+}
+
 // Config configures a backend; the zero value works.
 type Config struct {
 	// CallTimeout is how long a call may go without a result or progress;
@@ -33,6 +59,8 @@ type Config struct {
 	// CallCeiling is the most a call may take however much progress it
 	// reports; 0 means 1 h.
 	CallCeiling time.Duration
+	// Observer hears of every call that has ended; nil: nobody does.
+	Observer Observer
 	// Logger reports the inner errors that clients are not shown; nil
 	// discards.
 	Logger *slog.Logger
@@ -44,6 +72,7 @@ type Backend struct {
 	pools   Pools
 	timeout time.Duration
 	ceiling time.Duration
+	observe Observer
 	log     *slog.Logger
 }
 
@@ -54,6 +83,7 @@ func New(c *catalog.Catalog, pools Pools, cfg Config) *Backend {
 		pools:   pools,
 		timeout: cmp.Or(cfg.CallTimeout, time.Minute),
 		ceiling: cmp.Or(cfg.CallCeiling, time.Hour),
+		observe: cfg.Observer,
 		log:     cfg.Logger,
 	}
 	if b.log == nil {
@@ -117,6 +147,7 @@ type call struct {
 	context.Context
 	cancel   context.CancelCauseFunc
 	timer    *time.Timer
+	began    time.Time
 	timeout  time.Duration
 	deadline time.Time
 	timedOut atomic.Bool
@@ -126,7 +157,8 @@ type call struct {
 func (c *call) Deadline() (time.Time, bool) { return c.deadline, true }
 
 func (b *Backend) begin(ctx context.Context, timeout time.Duration) *call {
-	c := &call{timeout: min(timeout, b.ceiling), deadline: time.Now().Add(b.ceiling)}
+	now := time.Now()
+	c := &call{began: now, timeout: min(timeout, b.ceiling), deadline: now.Add(b.ceiling)}
 	c.Context, c.cancel = context.WithCancelCause(ctx)
 	c.timer = time.AfterFunc(c.timeout, func() {
 		c.timedOut.Store(true)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
@@ -62,7 +63,7 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 	if !ok {
 		return Outcome[*millracev1.ToolResult]{Failure: &Failure{Kind: UnknownTool, Subject: req.GetName()}}
 	}
-	t := target{pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent, caller: req.GetContext()}
+	t := target{method: mcp.MethodToolsCall, pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent, caller: req.GetContext()}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
 		return c.CallTool(ctx, req, o.carrier()...)
 	})
@@ -75,7 +76,7 @@ func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResource
 		return Outcome[*millracev1.ResourceResult]{Failure: &Failure{Kind: ResourceNotFound, Subject: req.GetUri()}}
 	}
 	req.UriTemplate = template
-	t := target{pool: pool, subject: req.GetUri(), repeatable: true, caller: req.GetContext()}
+	t := target{method: mcp.MethodResourcesRead, pool: pool, subject: req.GetUri(), repeatable: true, caller: req.GetContext()}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.ReadResourceResponse], error) {
 		return c.ReadResource(ctx, req, o.carrier()...)
 	})
@@ -87,7 +88,7 @@ func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptReques
 	if !ok {
 		return Outcome[*millracev1.PromptResult]{Failure: &Failure{Kind: UnknownPrompt, Subject: req.GetName()}}
 	}
-	t := target{pool: prompt.Pool, subject: req.GetName(), repeatable: true, caller: req.GetContext()}
+	t := target{method: mcp.MethodPromptsGet, pool: prompt.Pool, subject: req.GetName(), repeatable: true, caller: req.GetContext()}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.GetPromptResponse], error) {
 		return c.GetPrompt(ctx, req, o.carrier()...)
 	})
@@ -128,24 +129,31 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 	if !found {
 		return &millracev1.CompleteResponse{}, nil
 	}
+	t.method = mcp.MethodComplete
 	call := b.begin(ctx, b.timeout)
 	defer call.end()
 	t.caller = req.GetContext()
 	client := millracev1.NewWorkerServiceClient(fairConn{b.pools.Pool(t.pool), t.fair()})
 	resp, err := client.Complete(o.Trace.outgoing(call), req)
+	var failure *Failure
 	if err != nil {
-		return nil, t.named(b.failure(call, t.pool, err))
+		failure = t.named(b.failure(call, t.pool, err))
+	} else if resp.GetError() != nil {
+		failure = t.named(workerFailure(resp.GetError()))
 	}
-	if resp.GetError() != nil {
-		return nil, t.named(workerFailure(resp.GetError()))
+	if b.observe != nil {
+		b.observe.Called(ctx, t.called(call, failure))
+	}
+	if failure != nil {
+		return nil, failure
 	}
 	return resp, nil
 }
 
 // target is who serves a request, and what it is about.
 type target struct {
-	pool, subject string
-	timeout       time.Duration
+	method, pool, subject string
+	timeout               time.Duration
 	// repeatable: running it twice does no harm.
 	repeatable bool
 	// caller is who takes turns with others when slots are short.
@@ -178,6 +186,15 @@ func (c fairConn) Invoke(ctx context.Context, method string, args, reply any, op
 // NewStream starts a streaming call.
 func (c fairConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	return c.ClientConnInterface.NewStream(ctx, desc, method, append(opts, c.fair)...)
+}
+
+// called is what the observer is told.
+func (t target) called(c *call, f *Failure) Called {
+	called := Called{Pool: t.pool, Method: t.method, Began: c.began, Failure: f}
+	if t.method == mcp.MethodToolsCall {
+		called.Tool = t.subject
+	}
+	return called
 }
 
 func (t target) named(f *Failure) *Failure {
@@ -214,9 +231,19 @@ func run[E event[R], R comparable](
 	}
 	client := millracev1.NewWorkerServiceClient(fairConn{conn, t.fair()})
 	outcome, heard := attempt[E, R](b, call, t, o, client, open)
+	repeated := false
 	if f := outcome.Failure; f != nil && f.Kind == WorkerLost && t.repeatable && !heard {
-		b.log.Info("worker lost, trying another one", "pool", t.pool)
+		b.log.InfoContext(ctx, "worker lost, trying another one", "pool", t.pool)
+		repeated = true
 		outcome, _ = attempt[E, R](b, call, t, o, client, open)
+	}
+	if b.observe != nil {
+		called := t.called(call, outcome.Failure)
+		called.Repeated, called.NeedsInput = repeated, outcome.NeedsInput != nil
+		if result, ok := any(outcome.Result).(*millracev1.ToolResult); ok {
+			called.ToolError = result.GetIsError()
+		}
+		b.observe.Called(ctx, called)
 	}
 	return outcome
 }
@@ -299,7 +326,7 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 		return &Failure{Kind: Moved}
 	case errors.Is(err, io.EOF):
 		// A stream that ends well without an outcome is a broken worker.
-		b.log.Error("worker ended a call without an outcome", "pool", pool)
+		b.log.ErrorContext(c, "worker ended a call without an outcome", "pool", pool)
 		return &Failure{Kind: Internal}
 	}
 	reason := bus.Reason(err)
@@ -311,10 +338,10 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 			after, _ := bus.RetryAfter(err)
 			return &Failure{Kind: Overloaded, Pool: pool, After: after}
 		}
-		b.log.Error("message over a limit", "pool", pool, "error", err)
+		b.log.ErrorContext(c, "message over a limit", "pool", pool, "error", err)
 		return &Failure{Kind: TooLarge, Message: status.Convert(err).Message()}
 	case codes.Unavailable:
-		b.log.Warn("call not served", "pool", pool, "reason", reason, "error", err)
+		b.log.WarnContext(c, "call not served", "pool", pool, "reason", reason, "error", err)
 		switch reason {
 		case bus.ReasonNotStarted:
 			return &Failure{Kind: Unavailable, Pool: pool, Message: "no worker of the pool " + quote(pool) + " answered; nothing was executed, try again shortly"}
@@ -329,7 +356,7 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 	case codes.Canceled:
 		return &Failure{Kind: WorkerLost, Pool: pool}
 	default:
-		b.log.Error("call failed", "pool", pool, "error", err)
+		b.log.ErrorContext(c, "call failed", "pool", pool, "error", err)
 		return &Failure{Kind: Internal}
 	}
 }

@@ -106,6 +106,8 @@ type Problem struct {
 	Item string
 	// Reason says why it is not offered.
 	Reason string
+	// Conflict: another pool announces it too, and keeps it.
+	Conflict bool
 }
 
 // matcher finds the template of a URI.
@@ -196,7 +198,7 @@ func newSnapshot(pools []poolManifests) *Snapshot {
 			reason = "its definition is not a JSON object"
 		}
 		if reason != "" {
-			s.Problems = append(s.Problems, Problem{Pool: pool, Item: item, Reason: reason})
+			s.Problems = append(s.Problems, Problem{Pool: pool, Item: item, Reason: reason, Conflict: taken && owner != pool})
 			return false
 		}
 		owners[kind+item] = pool

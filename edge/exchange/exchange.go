@@ -28,6 +28,9 @@ type Request struct {
 	Handshake *Handshake
 	// Principal is the authenticated caller; nil when there is none.
 	Principal *Principal
+	// Revision is set by the era that serves the message once it knows under
+	// which one that is, for who observes the exchange.
+	Revision *mcp.Revision
 }
 
 // Principal is who calls, as the transport has verified it.
@@ -46,6 +49,8 @@ type Answer struct {
 	RetryAfter time.Duration
 	// Body is the JSON-RPC response; nil when there is none.
 	Body []byte
+	// Code is the code of the error in Body; 0 when there is none.
+	Code int
 	// Withheld: the client has cancelled the request and expects no answer.
 	// Body is sent only where the transport must say something.
 	Withheld bool
@@ -250,7 +255,7 @@ func Succeeded(id, result []byte) Answer {
 
 // Failed is the answer with an error, under HTTP status 200.
 func Failed(id []byte, err *jsonrpc.Error) Answer {
-	return Answer{Body: jsonrpc.AppendError(nil, id, err)}
+	return Answer{Code: err.Code, Body: jsonrpc.AppendError(nil, id, err)}
 }
 
 // Refused is the answer to a message that is not served at all. Without an id
@@ -258,7 +263,7 @@ func Failed(id []byte, err *jsonrpc.Error) Answer {
 // schemas of the revisions do where the id of an error is optional.
 func Refused(rev *mcp.Revision, status int, id []byte, err *jsonrpc.Error) Answer {
 	if id == nil && !rev.NullErrorID {
-		return Answer{Status: status, Body: jsonrpc.AppendErrorWithoutID(nil, err)}
+		return Answer{Status: status, Code: err.Code, Body: jsonrpc.AppendErrorWithoutID(nil, err)}
 	}
-	return Answer{Status: status, Body: jsonrpc.AppendError(nil, id, err)}
+	return Answer{Status: status, Code: err.Code, Body: jsonrpc.AppendError(nil, id, err)}
 }

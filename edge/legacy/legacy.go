@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/millrace/millrace/edge/backend"
 	"github.com/millrace/millrace/edge/exchange"
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/mcp"
@@ -138,6 +137,7 @@ func (e *Era) initialize(req *exchange.Request) exchange.Answer {
 	if !ok || rev.Modern {
 		rev = mcp.Legacy()
 	}
+	req.Revision = rev
 	clientInfo, err := mcp.ObjectParam(m.Params, "clientInfo")
 	if err != nil {
 		return exchange.Failed(m.ID, err)
@@ -184,7 +184,10 @@ func fitCapabilities(rev *mcp.Revision, capabilities []byte) []byte {
 // that of the connection or session, else the one the header names, else the
 // one the specification says to assume.
 func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exchange.Answer) {
-	c := &caller{Client: &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal}}
+	// The keys of the trace context in _meta are of a later revision; clients
+	// that know them send them in all.
+	c := &caller{Client: &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal, Trace: methods.Trace(req)}}
+	defer func() { req.Revision = c.Revision }()
 	if req.Peer != nil {
 		c.peer, c.state = req.Peer, attached{req.Peer}
 		c.record, _ = c.state.get(ctx) // is never an error
@@ -200,12 +203,6 @@ func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exch
 	// "Disconnection SHOULD NOT be interpreted as the client cancelling its
 	// request" (transports, "Sending Messages to the Server").
 	c.Outlives = true
-	// This era has the trace context in HTTP headers only.
-	c.Trace = backend.Trace{
-		Parent:  req.Header.Get(mcp.MetaTraceParent),
-		State:   req.Header.Get(mcp.MetaTraceState),
-		Baggage: req.Header.Get(mcp.MetaBaggage),
-	}
 	if date := req.Header.Get(mcp.HeaderProtocolVersion); date != "" {
 		rev, ok := mcp.Lookup(date)
 		if !ok {

@@ -66,6 +66,18 @@ func owner(p *exchange.Principal) string {
 	return strconv.Quote(p.Issuer) + strconv.Quote(p.Subject)
 }
 
+// Trace is the trace context of a request. That of the message comes before
+// that of the HTTP request, which only names the way here.
+func Trace(req *exchange.Request) backend.Trace {
+	get := func(key string) string {
+		if s, ok := jsonrpc.String(req.Message.Meta.Get(key)); ok {
+			return s
+		}
+		return req.Header.Get(key)
+	}
+	return backend.Trace{Parent: get(mcp.MetaTraceParent), State: get(mcp.MetaTraceState), Baggage: get(mcp.MetaBaggage)}
+}
+
 // Round is a further round of a request that needed input.
 type Round struct {
 	// Resume carries the answers and the worker's state.

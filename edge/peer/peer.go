@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -60,6 +61,8 @@ type Config struct {
 	// other edge waits until it has taken effect; otherwise it must not wait
 	// for anything. The same one may come twice.
 	Heard func(ctx context.Context, a *millracev1.Announcement, wait bool)
+	// StatsHandlers hear of the calls of other edges, see bus.ServerConfig.
+	StatsHandlers []stats.Handler
 	// Logger reports faults of peers; nil discards.
 	Logger *slog.Logger
 }
@@ -84,6 +87,7 @@ func New(conn *bus.Conn, client *bus.Client, members func() []bus.Member, cfg Co
 	}
 	p.server = bus.NewServer(conn, bus.ServerConfig{
 		Pool: Pool, ID: client.ID(), Slots: slots, Grace: grace, Logger: cfg.Logger,
+		StatsHandlers: cfg.StatsHandlers,
 	})
 	millracev1.RegisterPeerServiceServer(p.server, server{peers: p})
 	return p

@@ -182,7 +182,7 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *jsonrpc.Error) {
 	if !ok || !rev.Modern {
 		return c, render.UnsupportedVersion(version, true)
 	}
-	c.Revision = rev
+	c.Revision, req.Revision = rev, rev
 	for _, field := range []struct {
 		key      string
 		required bool
@@ -209,19 +209,8 @@ func (e *Era) client(req *exchange.Request) (*methods.Client, *jsonrpc.Error) {
 			return c, err
 		}
 	}
-	c.Trace = trace(req)
+	c.Trace = methods.Trace(req)
 	return c, nil
-}
-
-// trace prefers the trace context of the message over that of the HTTP hop.
-func trace(req *exchange.Request) backend.Trace {
-	get := func(key string) string {
-		if s, ok := jsonrpc.String(req.Message.Meta.Get(key)); ok {
-			return s
-		}
-		return req.Header.Get(key)
-	}
-	return backend.Trace{Parent: get(mcp.MetaTraceParent), State: get(mcp.MetaTraceState), Baggage: get(mcp.MetaBaggage)}
 }
 
 // metaError says which member of _meta is missing or wrong, and what it must

@@ -59,6 +59,8 @@ type Conn struct {
 	closed atomic.Bool // Close was called
 	latest latestConn  // behind nc
 
+	disconnects, faults, slow atomic.Uint64 // see ConnCounts
+
 	mu        sync.Mutex
 	listeners map[*connListener]struct{}
 }
@@ -123,6 +125,7 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil { // none: it was closed on purpose
 				logger.Warn("bus connection lost", "error", err)
+				c.disconnects.Add(1)
 			}
 			c.each(func(l *connListener) func() { return l.down })
 		}),
@@ -148,6 +151,10 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 				subject = sub.Subject
 			}
 			logger.Error("bus error", "subject", subject, "error", err)
+			c.faults.Add(1)
+			if errors.Is(err, nats.ErrSlowConsumer) {
+				c.slow.Add(1)
+			}
 			if sub != nil && errors.Is(err, nats.ErrSlowConsumer) {
 				c.each(func(l *connListener) func() {
 					if l.slow == nil {

@@ -91,6 +91,10 @@ func New(cfg Config) *Everything {
 // Ready returns a channel that is closed when the worker takes calls.
 func (e *Everything) Ready() <-chan struct{} { return e.worker.Ready() }
 
+// Worker returns the worker, for who measures it: before Run it may be given
+// middleware.
+func (e *Everything) Worker() *worker.Worker { return e.worker }
+
 // Run serves the worker on conn until ctx is done, as worker.Run does. It can
 // be run once.
 func (e *Everything) Run(ctx context.Context, conn *bus.Conn) error {

@@ -122,6 +122,10 @@ const instructions = "The glossary explains terms of agents and the Model Contex
 // Ready returns a channel that is closed when the glossary takes calls.
 func (g *Glossary) Ready() <-chan struct{} { return g.ready }
 
+// Worker returns the worker, for who measures it: before Run it may be given
+// middleware.
+func (g *Glossary) Worker() *worker.Worker { return g.worker }
+
 // Run reads the files and serves them on conn until ctx is done; then it lets
 // running calls end, as worker.Run does, and returns nil. Everything it started
 // has stopped when it returns. A glossary can be run once.

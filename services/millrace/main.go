@@ -12,6 +12,8 @@ import (
 	"os"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/millrace/millrace/services/telemetry"
 )
 
 // Exit codes. Those of call tell scripts what happened.
@@ -136,7 +138,7 @@ func (h atLeast) WithGroup(name string) slog.Handler {
 func newLogger(w io.Writer, level slog.Level, format string) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if format == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.New(telemetry.LogHandler(slog.NewJSONHandler(w, opts)))
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.New(telemetry.LogHandler(slog.NewTextHandler(w, opts)))
 }

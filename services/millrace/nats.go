@@ -11,6 +11,7 @@ import (
 
 // natsCmd runs one NATS node.
 type natsCmd struct {
+	measureFlags
 	Name          string   `default:"millrace-1" help:"Name of the node, unique in its cluster."`
 	Listen        string   `default:"127.0.0.1:4222" help:"Address for edges and workers."`
 	Data          string   `placeholder:"DIR" help:"Folder of what JetStream stores; without it a temporary one that ends with the node."`
@@ -20,6 +21,11 @@ type natsCmd struct {
 
 // Run runs the node until a signal comes.
 func (c *natsCmd) Run(ctx context.Context, a *app) error {
+	m, err := c.measure(ctx, a, "millrace-nats")
+	if err != nil {
+		return err
+	}
+	defer m.close()
 	server, err := localnats.Start(localnats.Config{
 		Name: c.Name, Listen: c.Listen, DataDir: c.Data, JetStream: true,
 		ClusterListen: c.ClusterListen, Routes: c.Route, Logger: a.log,
@@ -27,7 +33,8 @@ func (c *natsCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	p := newProcess(ctx, a.log)
+	m.AddPart("nats", func() (bool, string) { return server.JetStreamReady(), "JetStream has no leader yet" })
+	p := m.newProcess(ctx, a)
 	p.add(actor{"storage", func(ctx context.Context) error {
 		if err := awaitJetStream(ctx, server); err != nil {
 			return err
@@ -35,7 +42,7 @@ func (c *natsCmd) Run(ctx context.Context, a *app) error {
 		a.log.Info(devcluster.MessageNATS, "url", server.ClientURL())
 		<-ctx.Done()
 		return nil
-	}}, actor{"nats", server.Run})
+	}}, actor{"nats", server.Run}, m.actor(a))
 	return p.run()
 }
 

@@ -31,6 +31,19 @@ func newProcess(ctx context.Context, log *slog.Logger) *process {
 	return p
 }
 
+// stopping has f called when the process begins to stop: before any actor that
+// is added later is told to.
+func (p *process) stopping(f func()) {
+	ended := make(chan struct{}) // closed when it stops
+	p.group.Add(func() error {
+		<-ended
+		return nil
+	}, func(error) {
+		f()
+		close(ended)
+	})
+}
+
 // actor is a part of a process. Its run returns when the context ends and all
 // that it started has stopped.
 type actor struct {

@@ -22,6 +22,7 @@ import (
 	"github.com/millrace/millrace/services/devcluster"
 	"github.com/millrace/millrace/services/everything"
 	"github.com/millrace/millrace/services/glossary"
+	"github.com/millrace/millrace/worker"
 )
 
 const (
@@ -42,6 +43,8 @@ type roles struct {
 	conn bus.ConnConfig
 	// store is what the edges share; nil: nothing.
 	store *storage
+	// measured is what measures the process; nil: nothing does.
+	measured *measurement
 }
 
 // connect opens a role's own connection to NATS.
@@ -135,6 +138,7 @@ func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, e
 	if err != nil {
 		return nil, actor{}, fmt.Errorf("edge: %w", err)
 	}
+	r.measured.configure(&cfg)
 	var store *jetstream.Store
 	if r.store != nil {
 		if store, err = r.store.open(ctx, conn, &cfg, r.app.log); err != nil {
@@ -147,6 +151,7 @@ func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, e
 		conn.Close()
 		return nil, actor{}, err
 	}
+	r.measured.edge(e, conn)
 	return e, actor{"edge", func(ctx context.Context) error {
 		defer conn.Close()
 		return runEdge(ctx, e, store)
@@ -187,7 +192,7 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
 			return err
 		case <-ctx.Done():
 		}
-		e.Drain()
+		e.Drain() // again: it may not be a signal that stops the process
 		drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainGrace-time.Second)
 		defer stop()
 		err := server.Shutdown(drain)
@@ -223,6 +228,7 @@ var workers = map[string]func(*app, *workerFlags) (workerRole, error){
 type workerRole interface {
 	Run(ctx context.Context, conn *bus.Conn) error
 	Ready() <-chan struct{}
+	Worker() *worker.Worker
 }
 
 // worker builds a worker by the name of its pool.
@@ -238,6 +244,7 @@ func (r *roles) worker(ctx context.Context, name string, flags *workerFlags) (ac
 	if err != nil {
 		return actor{}, fmt.Errorf("%s: %w", name, err)
 	}
+	r.measured.worker(name, w, conn)
 	return actor{name, func(ctx context.Context) error {
 		defer conn.Close()
 		g, ctx := errgroup.WithContext(ctx)

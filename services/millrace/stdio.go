@@ -18,6 +18,7 @@ import (
 type stdioCmd struct {
 	workerFlags
 	natsAccess
+	measureFlags
 	NATS        string        `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to serve; without it the workers run in this process."`
 	Worker      []string      `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run when there is no --nats; repeat for several."`
 	Development bool          `default:"true" negatable:"" env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool; for workers of this process."`
@@ -35,13 +36,17 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 		Grace:  c.Grace,
 		Logger: a.log,
 	}
+	m, err := c.measure(ctx, a, "millrace-stdio")
+	if err != nil {
+		return err
+	}
+	defer m.close()
 	c.development = c.Development
-	r := &roles{app: a}
+	r := &roles{app: a, measured: m}
 	var (
 		e      *edge.Edge
 		actors []actor
 		pools  []string
-		err    error
 	)
 	if c.NATS == "" {
 		pools = c.Worker
@@ -54,7 +59,7 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	p := newProcess(ctx, a.log)
+	p := m.newProcess(ctx, a)
 	p.add(actor{"stdio", func(ctx context.Context) error {
 		// A client may write before the workers have said hello.
 		wait, cancel := context.WithTimeout(ctx, readyTimeout)
@@ -65,6 +70,7 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 		return e.ServeStdio(ctx, a.stdin, clientOutput(a.stdout))
 	}}, actor{"client", func(ctx context.Context) error { return watchReader(ctx, a.stdout) }})
 	p.add(actors...)
+	p.add(m.actor(a))
 	return p.run()
 }
 

@@ -13,6 +13,7 @@ import (
 type upCmd struct {
 	edgeFlags
 	workerFlags
+	measureFlags
 	Worker      []string `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run; repeat for several."`
 	Development bool     `default:"true" negatable:"" env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool."`
 	NATSListen  string   `name:"nats-listen" env:"MILLRACE_NATS_LISTEN" placeholder:"ADDR" help:"Address on which workers and edges of other processes can join; without it NATS has no port."`
@@ -30,17 +31,23 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer ln.Close() //nolint:errcheck // the server has closed it already
+	m, err := c.measure(ctx, a, "millrace")
+	if err != nil {
+		return err
+	}
+	defer m.close()
 	c.development = c.Development
-	r := &roles{app: a, store: &storage{memory: c.Data == ""}}
+	r := &roles{app: a, store: &storage{memory: c.Data == ""}, measured: m}
 	server := localnats.Config{Listen: c.NATSListen, DataDir: c.Data, JetStream: true}
 	e, actors, err := r.embedded(ctx, server, cfg, c.Worker, &c.workerFlags)
 	if err != nil {
 		return err
 	}
-	p := newProcess(ctx, a.log)
+	p := m.newProcess(ctx, a)
 	p.add(r.http(ln, e, c.Worker))
 	p.add(more...)
 	p.add(actors...)
+	p.add(m.actor(a))
 	return p.run()
 }
 
@@ -58,6 +65,7 @@ func listen(addr string) (net.Listener, error) {
 type edgeCmd struct {
 	natsFlags
 	edgeFlags
+	measureFlags
 	WaitFor []string `placeholder:"POOL" help:"Pool that must be there before the edge says that it serves; repeat for several."`
 }
 
@@ -72,14 +80,20 @@ func (c *edgeCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	defer ln.Close() //nolint:errcheck // the server has closed it already
-	r := &roles{app: a, conn: c.conn(), store: &storage{}}
+	m, err := c.measure(ctx, a, "millrace-edge")
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	r := &roles{app: a, conn: c.conn(), store: &storage{}, measured: m}
 	e, edgeActor, err := r.edge(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	p := newProcess(ctx, a.log)
+	p := m.newProcess(ctx, a)
 	p.add(r.http(ln, e, c.WaitFor), edgeActor)
 	p.add(more...)
+	p.add(m.actor(a))
 	return p.run()
 }
 
@@ -87,36 +101,43 @@ func (c *edgeCmd) Run(ctx context.Context, a *app) error {
 type glossaryCmd struct {
 	natsFlags
 	workerFlags
+	measureFlags
 	Development bool `env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool."`
 }
 
 // Run runs the worker until a signal comes.
 func (c *glossaryCmd) Run(ctx context.Context, a *app) error {
 	c.development = c.Development
-	return runWorker(ctx, a, c.conn(), "glossary", &c.workerFlags)
+	return runWorker(ctx, a, c.conn(), "glossary", &c.workerFlags, &c.measureFlags)
 }
 
 // runWorker runs one worker of a cluster until a signal comes.
-func runWorker(ctx context.Context, a *app, conn bus.ConnConfig, name string, flags *workerFlags) error {
-	r := &roles{app: a, conn: conn}
+func runWorker(ctx context.Context, a *app, conn bus.ConnConfig, name string, flags *workerFlags, measured *measureFlags) error {
+	m, err := measured.measure(ctx, a, "millrace-worker-"+name)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	r := &roles{app: a, conn: conn, measured: m}
 	w, err := r.worker(ctx, name, flags)
 	if err != nil {
 		return err
 	}
-	p := newProcess(ctx, a.log)
-	p.add(w)
+	p := m.newProcess(ctx, a)
+	p.add(w, m.actor(a))
 	return p.run()
 }
 
 // everythingCmd runs one worker of the everything pool.
 type everythingCmd struct {
 	natsFlags
+	measureFlags
 	Development bool `env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool."`
 }
 
 // Run runs the worker until a signal comes.
 func (c *everythingCmd) Run(ctx context.Context, a *app) error {
-	return runWorker(ctx, a, c.conn(), "everything", &workerFlags{development: c.Development})
+	return runWorker(ctx, a, c.conn(), "everything", &workerFlags{development: c.Development}, &c.measureFlags)
 }
 
 // versionCmd prints the version.

@@ -19,7 +19,7 @@ import (
 // environment is that of the tests without what configures Millrace.
 func environment(more ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "MILLRACE_") || strings.HasPrefix(v, "GORACE=")
+		return strings.HasPrefix(v, "MILLRACE_") || strings.HasPrefix(v, "OTEL_") || strings.HasPrefix(v, "GORACE=")
 	})
 	// The race detector waits a second at the end of each process by default.
 	return append(append(env, "GORACE=atexit_sleep_ms=0"), more...)

@@ -104,6 +104,11 @@ func importLaw() []law {
 			why:   "who calls is settled before anything of the protocol is read, and is the same for all eras and carriers",
 		},
 		{
+			from: []string{"./..."}, except: []string{"./services/telemetry"},
+			never: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/otel/..."},
+			why:   "what is measured is said in interfaces of the packages that do it; one package knows in which formats it leaves the process",
+		},
+		{
 			// The examples are programs of their own, as a user writes them.
 			from: []string{"./..."}, except: []string{"./services/millrace", "./docs/examples/..."},
 			never: []string{"flag", "os/signal", "github.com/alecthomas/kong", "github.com/oklog/run"},

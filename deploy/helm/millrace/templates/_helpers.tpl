@@ -149,6 +149,18 @@ capabilities:
 - name: MILLRACE_ADMIN_LISTEN
   value: ":{{ .root.Values.admin.port }}"
 {{- end }}
+{{- with .root.Values.tracing }}
+{{- if .endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_EXPORTER_OTLP_PROTOCOL
+  value: {{ .protocol | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: {{ .sampler | quote }}
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .samplerArg | quote }}
+{{- end }}
+{{- end }}
 - name: GOMEMLIMIT
   value: {{ include "millrace.goMemLimit" .resources.limits.memory | quote }}
 # Whole processors, rounded up.
@@ -241,6 +253,18 @@ readinessProbe:
 - ports:
     - {port: 53, protocol: UDP}
     - {port: 53, protocol: TCP}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
+# The collector of traces.
+{{- if .egress }}
+{{ toYaml .egress }}
+{{- else }}
+- ports:
+    - {port: 4317, protocol: TCP}
+    - {port: 4318, protocol: TCP}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Who may read metrics. */}}

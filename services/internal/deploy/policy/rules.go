@@ -175,8 +175,8 @@ func operationRules() []rule {
 				if wait < 5*time.Second {
 					return "does not wait until load balancers have learned that it leaves"
 				}
-				// The HTTP server, what authenticates, the store and the edge, one
-				// after another.
+				// The HTTP server, what authenticates, the edge with its store, and
+				// what measures, one after another.
 				if grace < wait+4*m.drainGrace {
 					return "gets less than its preStop and four times drainGrace to stop"
 				}
