@@ -89,10 +89,12 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 			Code: jsonrpc.CodeInvalidRequest, Message: "this is a stream: accept text/event-stream",
 		}))
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	// What is done only once goes by ctx: a context that never had children is
+	// smaller.
+	streamCtx, cancel := context.WithCancelCause(ctx)
 	changes := e.Changes.Open(methods.Caller(req.Principal), listKinds[:]...)
 	s := &stream{
-		scope: client.Scope, state: client.state, changes: changes, out: out, ctx: ctx, end: cancel,
+		scope: client.Scope, state: client.state, changes: changes, out: out, ctx: streamCtx, end: cancel,
 		following: make(chan struct{}, 1), sending: make(chan struct{}, 1),
 		places: client.peer == nil && client.Revision.Resumes, name: crand.Text()[:8],
 	}
@@ -115,7 +117,7 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 	switch err := s.follow(ctx, true); {
 	case errors.Is(err, session.ErrUnknown):
 		return l.refuse(unknownSession(client.Revision, nil))
-	case err != nil && ctx.Err() == nil:
+	case err != nil && streamCtx.Err() == nil:
 		return l.refuse(exchange.Refused(client.Revision, http.StatusServiceUnavailable, nil, &jsonrpc.Error{
 			Code: jsonrpc.CodeInternal, Message: "the edge cannot listen for updates now: try again shortly",
 		}))
@@ -132,11 +134,12 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 		check := e.keepChecking(s)
 		l.closing = append(l.closing, func() { check.Stop() })
 	}
+	peer, rev := req.Peer, client.Revision // nothing else of the request is kept
 	l.tell = func(ev notify.Event) error {
-		if req.Peer != nil && req.Peer.Handshake() == nil {
+		if peer != nil && peer.Handshake() == nil {
 			return nil // nobody has asked for this era yet
 		}
-		if ev.Kind == notify.ElicitationComplete && !hasElicitationIDs(req, client) {
+		if ev.Kind == notify.ElicitationComplete && !hasElicitationIDs(peer, rev) {
 			return nil
 		}
 		s.know(placeOf(changes))
