@@ -54,8 +54,9 @@ func (e *Edge) Handler() http.Handler {
 	})
 }
 
-// serveMCP serves one POST: one JSON-RPC message, answered as JSON or as a
-// stream (transports, "Sending Messages to the Server").
+// serveMCP serves the MCP endpoint. It is on the stack of every stream that waits,
+// of which there may be many thousands, so what needs a large frame is done in
+// functions that have returned by then, or are not called for a stream.
 func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 	principal, ok := e.admit(w, r, allowed)
 	if !ok {
@@ -63,16 +64,19 @@ func (e *Edge) serveMCP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.Method {
 	case http.MethodPost:
+		e.servePost(w, r, principal)
 	case http.MethodGet:
 		e.serveStream(w, r, principal)
-		return
 	case http.MethodDelete:
 		e.serveDelete(w, r, principal)
-		return
 	default:
 		e.rejectMethod(w, r)
-		return
 	}
+}
+
+// servePost serves one POST: one JSON-RPC message, answered as JSON or as a
+// stream (transports, "Sending Messages to the Server").
+func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exchange.Principal) {
 	if !e.acceptContent(w, r) {
 		return
 	}
@@ -155,33 +159,41 @@ func (e *Edge) serveStream(w http.ResponseWriter, r *http.Request, principal *ex
 		return
 	}
 	for _, era := range e.eras {
-		listener, ok := era.(exchange.Listener)
-		if !ok {
-			continue
+		if listener, ok := era.(exchange.Listener); ok {
+			out := e.getStream(w, r)
+			defer out.close()
+			e.listen(listener, r, principal, out)
+			return
 		}
-		accept := parseAccept(r.Header)
-		accept.json = false
-		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
-		defer out.close()
-		req := &exchange.Request{Header: r.Header, Principal: principal}
-		var answer exchange.Answer
-		resumed := false
-		if resumer, ok := era.(exchange.Resumer); ok && r.Header.Get(mcp.HeaderLastEventID) != "" {
-			answer, resumed = resumer.Resume(r.Context(), req, r.Header.Get(mcp.HeaderLastEventID), out)
-			if resumed && e.cfg.Observer != nil {
-				e.cfg.Observer.Resumed(int(out.sent.Load()))
-			}
-		}
-		if !resumed {
-			answer = listener.Listen(r.Context(), req, out)
-		}
-		if answer.Status == http.StatusMethodNotAllowed {
-			w.Header().Set("Allow", allowed)
-		}
-		out.finish(answer)
-		return
 	}
 	e.rejectMethod(w, r)
+}
+
+// getStream is the stream of a GET.
+func (e *Edge) getStream(w http.ResponseWriter, r *http.Request) *httpStream {
+	accept := parseAccept(r.Header)
+	accept.json = false
+	return newHTTPStream(e, w, accept, &jsonrpc.Message{})
+}
+
+// listen serves a stream of an era to its end.
+func (e *Edge) listen(listener exchange.Listener, r *http.Request, principal *exchange.Principal, out *httpStream) {
+	req := &exchange.Request{Header: r.Header, Principal: principal}
+	var answer exchange.Answer
+	resumed := false
+	if resumer, ok := listener.(exchange.Resumer); ok && r.Header.Get(mcp.HeaderLastEventID) != "" {
+		answer, resumed = resumer.Resume(r.Context(), req, r.Header.Get(mcp.HeaderLastEventID), out)
+		if resumed && e.cfg.Observer != nil {
+			e.cfg.Observer.Resumed(int(out.sent.Load()))
+		}
+	}
+	if !resumed {
+		answer = listener.Listen(r.Context(), req, out)
+	}
+	if answer.Status == http.StatusMethodNotAllowed {
+		out.w.Header().Set("Allow", allowed)
+	}
+	out.finish(answer)
 }
 
 // serveDelete serves a DELETE: the end of a session.

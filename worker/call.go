@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"math"
 
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -114,6 +115,7 @@ func (c *Call) Progress(done, total float64, message string) {
 	if total >= 0 && !math.IsInf(total, 0) {
 		event.Total = number(total)
 	}
+	bus.SendNow(c.ctx) // somebody waits to see it
 	// An error means the call is over; its context says so to the handler.
 	_ = c.sink.progress(event)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -79,6 +80,7 @@ func (c *Call) Log(level Level, logger string, data any) {
 		return
 	}
 	defer c.release()
+	bus.SendNow(c.ctx)
 	// An error means the call is over; its context says so to the handler.
 	_ = c.sink.log(&millracev1.LogMessage{Level: level.String(), Logger: logger, Data: raw})
 }

@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// pageCount and pageBytes bound what one request for events brings.
-	pageCount = 128
+	// pageCount and pageBytes bound what one request for events brings. No
+	// round has more that is stored than the first.
+	pageCount = 512
 	pageBytes = 1 << 20
 	// replicaPause is how long a replica that is behind gets to catch up.
 	replicaPause = 20 * time.Millisecond

@@ -107,10 +107,9 @@ func (e *Era) elicitationComplete(scope, id string) {
 // hasElicitationIDs reports whether a client that listens knows what a visit is
 // called. On a connection it may have begun to listen before the revision was
 // agreed on.
-func hasElicitationIDs(req *exchange.Request, c *caller) bool {
-	rev := c.Revision
-	if req.Peer != nil {
-		if h := req.Peer.Handshake(); h != nil {
+func hasElicitationIDs(peer *exchange.Peer, rev *mcp.Revision) bool {
+	if peer != nil {
+		if h := peer.Handshake(); h != nil {
 			rev = h.Revision
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
@@ -31,31 +32,74 @@ const checkSoon = time.Second
 // subscribed resources. On HTTP it is the GET stream of a session (specification
 // 2025-03-26, transports, "Listening for Messages from the Server"), on stdio it
 // runs as long as the connection.
+//
+// Most streams wait for all of their life, and a stack never shrinks to less than
+// four times of what is in use. So a stream is opened on a stack of its own, which
+// is gone when this one waits.
 func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
+	opened := make(chan *listening, 1) // one result, never blocks
+	go func() { opened <- e.listen(ctx, req, out) }()
+	l := <-opened
+	defer l.close()
+	if l.refusal != nil {
+		return *l.refusal
+	}
+	// The error is the client's: it has gone.
+	_ = l.stream.changes.Run(l.stream.ctx, l.tell)
+	return exchange.Answer{Withheld: true}
+}
+
+// listening is a stream that is served.
+type listening struct {
+	// refusal: there is no stream; then the fields below are nil.
+	refusal *exchange.Answer
+	stream  *stream
+	// tell sends a change.
+	tell func(notify.Event) error
+	// closing is what is to be done at the end, last first.
+	closing []func()
+}
+
+func (l *listening) close() {
+	for _, do := range slices.Backward(l.closing) {
+		do()
+	}
+}
+
+func (l *listening) refuse(answer exchange.Answer) *listening {
+	l.refusal = &answer
+	return l
+}
+
+// listen opens a stream.
+func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.Stream) *listening {
+	l := &listening{}
 	client, refusal := e.client(ctx, req)
 	if refusal != nil {
-		return *refusal
+		return l.refuse(*refusal)
 	}
 	if client.state == nil {
-		return exchange.Refused(client.Revision, http.StatusMethodNotAllowed, nil, &jsonrpc.Error{
+		return l.refuse(exchange.Refused(client.Revision, http.StatusMethodNotAllowed, nil, &jsonrpc.Error{
 			Code:    jsonrpc.CodeInvalidRequest,
 			Message: "a stream belongs to a session: send initialize by POST first, and its Mcp-Session-Id with this request",
-		})
+		}))
 	}
 	if !out.Open() {
-		return exchange.Refused(client.Revision, http.StatusNotAcceptable, nil, &jsonrpc.Error{
+		return l.refuse(exchange.Refused(client.Revision, http.StatusNotAcceptable, nil, &jsonrpc.Error{
 			Code: jsonrpc.CodeInvalidRequest, Message: "this is a stream: accept text/event-stream",
-		})
+		}))
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	// What is done only once goes by ctx: a context that never had children is
+	// smaller.
+	streamCtx, cancel := context.WithCancelCause(ctx)
 	changes := e.Changes.Open(methods.Caller(req.Principal), listKinds[:]...)
-	defer changes.Close()
 	s := &stream{
-		scope: client.Scope, state: client.state, changes: changes, out: out, ctx: ctx, end: cancel,
+		scope: client.Scope, state: client.state, changes: changes, out: out, ctx: streamCtx, end: cancel,
 		following: make(chan struct{}, 1), sending: make(chan struct{}, 1),
 		places: client.peer == nil && client.Revision.Resumes, name: crand.Text()[:8],
 	}
+	l.stream = s
+	l.closing = append(l.closing, func() { cancel(nil) }, changes.Close)
 	seen, resumed := parseListPlace(req.Header.Get(mcp.HeaderLastEventID))
 	if resumed && s.places {
 		for i, kind := range listKinds {
@@ -64,8 +108,7 @@ func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.St
 	}
 	s.lists = placeOf(changes)
 	e.streams.open(s)
-	defer e.streams.closed(s)
-	defer s.close()
+	l.closing = append(l.closing, func() { e.streams.closed(s) }, s.close)
 	if client.peer == nil {
 		e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_StreamTaken{
 			StreamTaken: &millracev1.StreamTaken{Scope: s.scope, Holder: s.holder},
@@ -73,36 +116,36 @@ func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.St
 	}
 	switch err := s.follow(ctx, true); {
 	case errors.Is(err, session.ErrUnknown):
-		return unknownSession(client.Revision, nil)
-	case err != nil && ctx.Err() == nil:
-		return exchange.Refused(client.Revision, http.StatusServiceUnavailable, nil, &jsonrpc.Error{
+		return l.refuse(unknownSession(client.Revision, nil))
+	case err != nil && streamCtx.Err() == nil:
+		return l.refuse(exchange.Refused(client.Revision, http.StatusServiceUnavailable, nil, &jsonrpc.Error{
 			Code: jsonrpc.CodeInternal, Message: "the edge cannot listen for updates now: try again shortly",
-		})
+		}))
 	}
 	if resumed && s.places {
 		changes.Touch()
 	}
 	if s.begin(client.Revision.Polls) != nil {
-		return exchange.Answer{Withheld: true}
+		return l.refuse(exchange.Answer{Withheld: true})
 	}
 	stop := context.AfterFunc(e.Draining, func() { cancel(nil) })
-	defer stop()
+	l.closing = append(l.closing, func() { stop() })
 	if client.peer == nil {
 		check := e.keepChecking(s)
-		defer check.Stop()
+		l.closing = append(l.closing, func() { check.Stop() })
 	}
-	// The error is the client's: it has gone.
-	_ = changes.Run(ctx, func(ev notify.Event) error {
-		if req.Peer != nil && req.Peer.Handshake() == nil {
+	peer, rev := req.Peer, client.Revision // nothing else of the request is kept
+	l.tell = func(ev notify.Event) error {
+		if peer != nil && peer.Handshake() == nil {
 			return nil // nobody has asked for this era yet
 		}
-		if ev.Kind == notify.ElicitationComplete && !hasElicitationIDs(req, client) {
+		if ev.Kind == notify.ElicitationComplete && !hasElicitationIDs(peer, rev) {
 			return nil
 		}
 		s.know(placeOf(changes))
 		return s.send(render.Change(ev, nil))
-	})
-	return exchange.Answer{Withheld: true}
+	}
+	return l
 }
 
 // keepChecking looks after an open stream until it ends. It has no goroutine

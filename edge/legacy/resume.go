@@ -39,6 +39,10 @@ const (
 	// nextRoundWait is how long a failed round may be followed by another
 	// attempt, or by what its edge says about it.
 	nextRoundWait = time.Second
+	// togetherCount and togetherBytes bound the messages that are written
+	// together when a client gets what was stored.
+	togetherCount = 128
+	togetherBytes = 32 << 10
 )
 
 // errSentAway ends a connection because the edge stops: its client is to come back
@@ -134,6 +138,7 @@ func (e *Era) Resume(ctx context.Context, req *exchange.Request, lastEventID str
 		era: e, client: c.Client, m: &m, from: at, out: out,
 		events: events{era: e, client: c.Client, follower: follower, scope: c.Scope, stream: at.stream, edge: kept.GetEdge(), heard: time.Now()},
 	}
+	r.events.flush = r.flush
 	return r.serve(ctx), true
 }
 
@@ -171,12 +176,17 @@ type resumed struct {
 	// last is the place of the message before.
 	last   place
 	events events
+	// waiting are messages that are written with those that follow, before
+	// anything is waited for; size is theirs.
+	waiting []exchange.Event
+	size    int
 }
 
 // serve writes until the answer.
 func (r *resumed) serve(ctx context.Context) exchange.Answer {
 	for {
 		reply, ok := r.era.Methods.Replay(ctx, r.client, r.m, r, &r.events)
+		_ = r.flush() // if the client has gone, it is found below or by the next write
 		switch {
 		case !ok:
 			return r.answer(exchange.Failed(r.m.ID, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"}))
@@ -224,7 +234,24 @@ func (r *resumed) Send(msg []byte) error {
 	if next.EventPoint == r.from.EventPoint && next.part <= r.from.part {
 		return nil
 	}
-	return r.out.SendEvents(exchange.Event{ID: next.String(), Data: msg})
+	r.waiting = append(r.waiting, exchange.Event{ID: next.String(), Data: msg})
+	r.size += len(msg)
+	if len(r.waiting) < togetherCount && r.size < togetherBytes {
+		return nil
+	}
+	return r.flush()
+}
+
+// flush writes the messages that wait: many that were stored cost little more
+// than one.
+func (r *resumed) flush() error {
+	if len(r.waiting) == 0 {
+		return nil
+	}
+	err := r.out.SendEvents(r.waiting...)
+	clear(r.waiting)
+	r.waiting, r.size = r.waiting[:0], 0
+	return err
 }
 
 // next is the place of the next message, whether it is sent or not, so that places
@@ -270,6 +297,8 @@ type events struct {
 	client        *methods.Client
 	follower      *bus.Follower
 	scope, stream string
+	// flush passes on to the client what it has not been sent yet.
+	flush func() error
 	// edge has the call, as far as is known; ctl is where the worker hears.
 	edge, ctl string
 	at        bus.EventPoint
@@ -338,6 +367,9 @@ func (s *events) Next(ctx context.Context) ([]byte, error) {
 		}
 		if code := status.Code(ev.Err); code == codes.Unavailable || code == codes.Canceled {
 			// The edge may try again, or says itself how the call ended.
+			if err := s.flush(); err != nil {
+				return nil, err
+			}
 			again, err := s.nextWithin(ctx, nextRoundWait)
 			if err == nil {
 				s.heard, s.edge = time.Now(), again.Client
@@ -363,6 +395,12 @@ func (s *events) nextWithin(ctx context.Context, d time.Duration) (bus.Event, er
 // next waits for an event as long as somebody is there to send one.
 func (s *events) next(ctx context.Context) (bus.Event, error) {
 	for {
+		if ev, ok := s.follower.Ready(); ok {
+			return ev, nil
+		}
+		if err := s.flush(); err != nil {
+			return bus.Event{}, err
+		}
 		ev, err := s.nextWithin(ctx, lostCheck)
 		switch {
 		case err == nil, ctx.Err() != nil, errors.Is(err, bus.ErrFollowerClosed):

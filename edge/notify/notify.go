@@ -83,10 +83,10 @@ func (h *Hub) Topics() int {
 // authenticates nobody); resources are added with Follow. What changes from now
 // on and is the caller's to see is reported by Run. Close must be called.
 func (h *Hub) Open(caller *millracev1.Principal, lists ...Kind) *Subscription {
-	s := &Subscription{hub: h, caller: caller, lists: map[Kind][32]byte{}, uris: map[string]struct{}{}, updated: map[string]struct{}{}, wake: make(chan struct{}, 1)}
+	s := &Subscription{hub: h, caller: caller, wake: make(chan struct{}, 1)}
 	snapshot := h.catalog.Snapshot().For(caller)
 	for _, kind := range lists {
-		s.lists[kind] = digest(snapshot, kind)
+		s.lists[kind], s.followed[kind] = digest(snapshot, kind), true
 	}
 	return s
 }
@@ -107,11 +107,13 @@ func digest(s *catalog.Snapshot, kind Kind) [32]byte {
 type Subscription struct {
 	hub    *Hub
 	caller *millracev1.Principal
-	// lists are the digests of the lists as the client knows them; Run owns
-	// them.
-	lists map[Kind][32]byte
+	// lists are the digests of the lists as the client knows them, by their
+	// kinds; Run owns them. followed are those that it wants to hear of.
+	lists    [ResourcesChanged + 1][32]byte
+	followed [ResourcesChanged + 1]bool
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// Both are nil while there is nothing in them: most streams only wait.
 	uris    map[string]struct{}
 	updated map[string]struct{}
 	// told are elicitations that are complete, oldest first.
@@ -137,6 +139,9 @@ func (s *Subscription) Follow(uri string) error {
 	}
 	t.followers[s] = struct{}{}
 	s.mu.Lock()
+	if s.uris == nil {
+		s.uris = map[string]struct{}{}
+	}
 	s.uris[uri] = struct{}{}
 	s.mu.Unlock()
 	return nil
@@ -222,10 +227,18 @@ func (s *Subscription) Since(kind Kind, digest []byte) {
 func (s *Subscription) Touch() {
 	s.mu.Lock()
 	for uri := range s.uris {
-		s.updated[uri] = struct{}{}
+		s.updateLocked(uri)
 	}
 	s.mu.Unlock()
 	s.signal()
+}
+
+// updateLocked notes that a resource was updated.
+func (s *Subscription) updateLocked(uri string) {
+	if s.updated == nil {
+		s.updated = map[string]struct{}{}
+	}
+	s.updated[uri] = struct{}{}
 }
 
 // Tell reports that an elicitation is complete. Of many that wait the oldest are
@@ -269,7 +282,7 @@ func (h *Hub) heard(uri string) {
 	for s := range t.followers {
 		s.mu.Lock()
 		// Several updates that wait together are one: it says "read again".
-		s.updated[uri] = struct{}{}
+		s.updateLocked(uri)
 		s.mu.Unlock()
 		s.signal()
 	}
@@ -280,14 +293,14 @@ func (h *Hub) heard(uri string) {
 func (s *Subscription) Run(ctx context.Context, send func(Event) error) error {
 	var (
 		told  time.Time
-		timer = time.NewTimer(time.Hour)
+		later <-chan time.Time // there while a notice has to wait
 	)
-	defer timer.Stop()
 	for {
 		changed := s.hub.catalog.Changed()
 		if wait := listInterval - time.Since(told); wait > 0 {
-			timer.Reset(wait)
+			later = time.After(wait)
 		} else {
+			later = nil
 			sent, err := s.sendLists(send)
 			if err != nil {
 				return err
@@ -304,7 +317,7 @@ func (s *Subscription) Run(ctx context.Context, send func(Event) error) error {
 			return nil
 		case <-changed:
 		case <-s.wake:
-		case <-timer.C:
+		case <-later:
 		}
 	}
 }
@@ -313,8 +326,7 @@ func (s *Subscription) Run(ctx context.Context, send func(Event) error) error {
 func (s *Subscription) sendLists(send func(Event) error) (sent bool, err error) {
 	snapshot := s.hub.catalog.Snapshot().For(s.caller)
 	for kind := ToolsChanged; kind <= ResourcesChanged; kind++ {
-		known, followed := s.lists[kind]
-		if now := digest(snapshot, kind); followed && now != known {
+		if now := digest(snapshot, kind); s.followed[kind] && now != s.lists[kind] {
 			s.lists[kind] = now
 			sent = true
 			if err := send(Event{Kind: kind}); err != nil {
@@ -328,7 +340,7 @@ func (s *Subscription) sendLists(send func(Event) error) (sent bool, err error) 
 func (s *Subscription) sendUpdates(send func(Event) error) error {
 	s.mu.Lock()
 	updated, complete := s.updated, s.told
-	s.updated, s.told = map[string]struct{}{}, nil
+	s.updated, s.told = nil, nil
 	s.mu.Unlock()
 	for _, id := range complete {
 		if err := send(Event{Kind: ElicitationComplete, Elicitation: id}); err != nil {

@@ -230,6 +230,22 @@ func (f *Follower) Next(ctx context.Context) (Event, error) {
 	}
 }
 
+// Ready is Next for an event that is here already; without one it returns false
+// at once. It is for the goroutine of Next, which can so tell whether more follows
+// before it passes on what it has.
+func (f *Follower) Ready() (Event, bool) {
+	if q := f.queued; q != nil {
+		f.queued = nil
+		return *q, true
+	}
+	event, state := f.take()
+	if state != followTaken {
+		return Event{}, false
+	}
+	f.gapSince = time.Time{}
+	return event, true
+}
+
 // followState is what Next has to do.
 type followState int
 

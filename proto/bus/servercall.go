@@ -63,6 +63,7 @@ type serverCall struct {
 	header     metadata.MD
 	trailer    metadata.MD
 	held       *buffer // the first message while it waits, else nil
+	prompt     bool    // no message waits
 	window     uint32
 	events     *serverEvents // nil: the call is not resumable
 
@@ -576,7 +577,7 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 // the call ends meanwhile, one NATS message carries all of it.
 func (c *serverCall) sendSmall(pm proto.Message, size int) error {
 	c.sendMu.Lock()
-	if c.ended || c.held != nil || !c.mayHoldLocked(size) {
+	if c.ended || c.held != nil || c.prompt || !c.mayHoldLocked(size) {
 		c.sendMu.Unlock()
 		return c.sendFrame(&frame{kind: kindData}, pm, true)
 	}
@@ -592,6 +593,20 @@ func (c *serverCall) sendSmall(pm proto.Message, size int) error {
 	c.sendMu.Unlock()
 	c.s.holds.add(c)
 	return nil
+}
+
+// SendNow makes what a handler sends from now on leave at once: the first message
+// of a stream waits up to a millisecond for the end of the call, which is of no use
+// to one that is not the outcome. ctx is the handler's; in a call of another
+// carrier it does nothing.
+func SendNow(ctx context.Context) {
+	t, ok := grpc.ServerTransportStreamFromContext(ctx).(*transportStream)
+	if !ok {
+		return
+	}
+	t.sendMu.Lock()
+	defer t.sendMu.Unlock()
+	t.prompt = true
 }
 
 func (c *serverCall) sendFrame(f *frame, pm proto.Message, flush bool) error {
