@@ -185,7 +185,10 @@ func run[E event[R], R comparable](
 	outcome, heard := attempt[E, R](b, call, t, o, client, open)
 	if f := outcome.Failure; f != nil && f.Kind == WorkerLost && t.repeatable && !heard {
 		b.log.Info("worker lost, trying another one", "pool", t.pool)
-		outcome, _ = attempt[E, R](b, call, t, o, client, open)
+		// That nobody takes the second attempt says nothing about the first one.
+		if again, _ := attempt[E, R](b, call, t, o, client, open); again.Failure == nil || !again.Failure.nothingRan() {
+			outcome = again
+		}
 	}
 	return outcome
 }
