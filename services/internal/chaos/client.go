@@ -208,10 +208,7 @@ func (v *conversation) run(ctx context.Context) {
 	v.wait = 200 * time.Millisecond
 	err := v.follow(v.open(ctx))
 	for v.a.Outcome == "" && v.lastID != "" && ctx.Err() == nil && v.call.cancelAfter == 0 {
-		select {
-		case <-time.After(v.wait):
-		case <-ctx.Done():
-		}
+		pause(ctx, v.wait)
 		v.a.Resumed++
 		err = v.follow(v.client.do(ctx, http.MethodGet, v.session, http.Header{"Last-Event-Id": {v.lastID}}, nil))
 	}

@@ -230,6 +230,16 @@ func (c *cluster) stop() {
 	c.running.Wait()
 }
 
+// pause waits, unless ctx ends first.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
 // until asks again and again until there is nothing wrong, and returns what is
 // still wrong when ctx ends.
 func until(ctx context.Context, wrong func() error) error {

@@ -44,10 +44,7 @@ func (c *cluster) experiment(ctx context.Context, faults []fault) (*report, erro
 		defer close(ended)
 		l.run(loading)
 	}()
-	select {
-	case <-time.After(rampUp):
-	case <-ctx.Done():
-	}
+	pause(ctx, rampUp)
 	chance := rand.New(rand.NewPCG(c.opts.seed, 2)) //nolint:gosec // it is to be repeatable
 	for round := range c.opts.rounds {
 		order := chance.Perm(len(faults))
@@ -67,7 +64,7 @@ func (c *cluster) experiment(ctx context.Context, faults []fault) (*report, erro
 		c.say("round %d of %d done, %d calls", round+1, c.opts.rounds, l.count())
 	}
 	for l.count() < c.opts.calls && ctx.Err() == nil {
-		time.Sleep(100 * time.Millisecond)
+		pause(ctx, 100*time.Millisecond)
 	}
 	stop()
 	<-ended
@@ -121,17 +118,14 @@ func (c *cluster) injectOne(ctx context.Context, f *fault, l *load, chance *rand
 	if err != nil {
 		return in, err
 	}
-	select {
-	case <-time.After(f.lasts):
-	case <-ctx.Done():
-	}
+	pause(ctx, f.lasts)
 	if err := heal(); err != nil {
 		return in, err
 	}
 	in.Healed = time.Now()
 	in.Whole = in.Healed
 	// A proxy that has not noticed yet would say that all is well.
-	time.Sleep(500 * time.Millisecond)
+	pause(ctx, 500*time.Millisecond)
 	wait, cancel := context.WithTimeout(ctx, wholeness)
 	defer cancel()
 	err = until(wait, func() error { return c.whole(l, in.Healed) })
@@ -166,7 +160,7 @@ func (c *cluster) repair(ctx context.Context, l *load) error {
 			if err := p.kill(); err != nil {
 				return err
 			}
-			time.Sleep(time.Second)
+			pause(ctx, time.Second)
 		}
 		if err := p.start(); err != nil {
 			return err
@@ -183,10 +177,7 @@ func (c *cluster) quiet(ctx context.Context, before map[string]Usage) (map[strin
 	wait, cancel := context.WithTimeout(ctx, settling)
 	defer cancel()
 	if before == nil {
-		select {
-		case <-time.After(3 * time.Second):
-		case <-ctx.Done():
-		}
+		pause(ctx, 3*time.Second)
 	}
 	now, stacks := map[string]Usage{}, map[string]string{}
 	err := until(wait, func() error {

@@ -92,7 +92,7 @@ func (l *link) carry(to, from *net.TCPConn) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		for p := range parcels {
-			time.Sleep(time.Until(p.due))
+			pause(context.Background(), time.Until(p.due)) // a delay is short
 			if _, err := to.Write(p.data); err != nil {
 				_ = from.Close()    // wakes the reader
 				for range parcels { // until the reader has noticed

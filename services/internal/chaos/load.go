@@ -142,7 +142,7 @@ func (l *load) make(ctx context.Context, c *call, s *session) {
 			break
 		}
 		if n < attempts {
-			time.Sleep(max(v.retryAfter, 50*time.Millisecond))
+			pause(ctx, max(v.retryAfter, 50*time.Millisecond))
 		}
 	}
 	l.mu.Lock()
