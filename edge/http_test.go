@@ -228,6 +228,19 @@ func TestHarmlessCallIsMadeAgainWhenItsWorkerIsLost(t *testing.T) {
 	})
 }
 
+// The first attempt may have been executed, whatever becomes of the second one:
+// here there is nobody left to make it.
+func TestRepeatThatNobodyTakesIsNoRefusal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{})
+		resp := s.post(context.Background(), `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"lose-once-harmless"}}`)
+		if got := body(t, resp); !strings.Contains(got, `"reason":"worker_lost"`) {
+			t.Error(got)
+		}
+	})
+}
+
 func TestCORS(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

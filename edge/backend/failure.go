@@ -104,6 +104,9 @@ func (f *Failure) Reason() string {
 	}
 }
 
+// nothingRan reports whether the failure says that nothing was executed.
+func (f *Failure) nothingRan() bool { return f.Kind == Unavailable || f.Kind == Overloaded }
+
 // RetryAfter is how long a client should wait before it tries again; 0 when
 // trying again is not known to help.
 func (f *Failure) RetryAfter() time.Duration {

@@ -235,7 +235,10 @@ func run[E event[R], R comparable](
 	if f := outcome.Failure; f != nil && f.Kind == WorkerLost && t.repeatable && !heard {
 		b.log.InfoContext(ctx, "worker lost, trying another one", "pool", t.pool)
 		repeated = true
-		outcome, _ = attempt[E, R](b, call, t, o, client, open)
+		// That nobody takes the second attempt says nothing about the first one.
+		if again, _ := attempt[E, R](b, call, t, o, client, open); again.Failure == nil || !again.Failure.nothingRan() {
+			outcome = again
+		}
 	}
 	if b.observe != nil {
 		called := t.called(call, outcome.Failure)
