@@ -26,6 +26,9 @@ const (
 	probeTimeout = 300 * time.Millisecond
 	probeTries   = 2
 
+	// stoodStill is how late the watcher looks when its process did not run.
+	stoodStill = 500 * time.Millisecond
+
 	// syncRound is one round of hello, syncLimit the longest cold start.
 	syncRound = 300 * time.Millisecond
 	syncLimit = 1300 * time.Millisecond
@@ -125,6 +128,7 @@ type watcherRun struct {
 	members map[string]*watched
 	wg      sync.WaitGroup
 	stored  time.Time // when the list was last made visible
+	due     time.Time // when to look who is late
 	// probes carries answers to Run. Its senders give up when ctx is done; it
 	// is never closed.
 	probes chan probeResult
@@ -160,6 +164,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		rounds   = 0
 		late     = time.NewTimer(lateAfter)
 	)
+	r.due = began.Add(lateAfter)
 	defer round.Stop()
 	defer late.Stop()
 	for {
@@ -173,7 +178,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case p := <-r.probes:
 			r.onProbe(p, time.Now())
 		case <-late.C:
-			late.Reset(r.checkLate(time.Now()))
+			now := time.Now()
+			next := r.checkLate(now)
+			r.due = now.Add(next)
+			late.Reset(next)
 		case <-round.C:
 			view := r.view()
 			rounds++
@@ -185,11 +193,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			r.hello()
 			round.Reset(syncRound)
 		case <-up:
-			// The silence was ours.
-			now := time.Now()
-			for _, m := range r.members {
-				m.seen, m.tries = now, 0
-			}
+			r.forgive(time.Now())
 			r.hello()
 		}
 	}
@@ -266,10 +270,22 @@ func same(a, b Member) bool {
 		a.Draining == b.Draining && a.Slots == b.Slots && slices.Equal(a.Manifests, b.Manifests)
 }
 
+// forgive begins anew to wait for everybody: the silence was ours.
+func (r *watcherRun) forgive(now time.Time) {
+	for _, m := range r.members {
+		m.seen, m.tries = now, 0
+	}
+}
+
 // checkLate probes the instances that have been silent for too long and
 // returns when to look again.
 func (r *watcherRun) checkLate(now time.Time) time.Duration {
 	next := lateAfter
+	if now.Sub(r.due) > stoodStill {
+		// What was sent meanwhile is still to be read, and if they are on this
+		// machine they did not run either.
+		r.forgive(now)
+	}
 	for _, m := range r.members {
 		silent := now.Sub(m.seen)
 		switch {
