@@ -29,7 +29,7 @@ func askMany(t *testing.T, c *cluster) {
 	}
 	keys := []string{"a", "b", "c"}
 	worker.AddTool(c.worker, worker.Tool{Name: "ask-many", Description: "Asks three questions at once."},
-		func(_ context.Context, call *worker.Call, _ none) (string, error) {
+		func(_ context.Context, call *worker.Call, _ struct{}) (string, error) {
 			questions := make([]worker.Question, len(keys))
 			for i, key := range keys {
 				questions[i] = worker.ElicitFor[answer](key, "Who is "+key+"?")
@@ -148,15 +148,21 @@ func TestShortCallsWhileTheEdgeStops(t *testing.T) {
 	t.Parallel()
 	c, s := startStepping(t)
 	session := c.session("2025-11-25", `{}`)
-	before := c.nodes[0].steps(session, "before")
+	running := make(chan *eventStream)
+	go func() { running <- c.nodes[0].steps(session, "before") }() // returns when the answer begins
 	eventually(t, "the call", func() bool { return s.runs("before") == 1 })
 	c.nodes[0].edge.Drain()
-	s.finish("before")
+	before := <-running
+	place := ""
+	for ev := before.any(); string(ev.Data) != "end"; ev = before.any() {
+		place = ev.ID
+	}
+	s.finish("before") // less than half a second old
+	collect(t, c, session, "before", c.nodes[1].resume(session, place), "result of before")
 	for _, name := range []string{"after-1", "after-2", "after-3"} {
 		s.finish(name)
 		collect(t, c, session, name, c.nodes[0].steps(session, name), "result of "+name)
 	}
-	collect(t, c, session, "before", before, "result of before")
 	// So is what no worker ever saw.
 	unknown := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":"unknown","method":"tools/call","params":{"name":"there is none"}}`, session)
 	collect(t, c, session, "unknown", unknown, "there is none")
@@ -383,4 +389,60 @@ func TestWorkerDiesAfterItsCallerLostIt(t *testing.T) {
 	c.workerConn.Close()
 	resumed.message(`"id":"a"`, "worker_lost")
 	resumed.end()
+}
+
+// TestUnansweredAfterTheClientCameBack: the edge that asked gives up, and the
+// client that came back to another one learns it.
+func TestUnansweredAfterTheClientCameBack(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, Config{AskTimeout: 2 * time.Second})
+	session := c.session("2025-11-25", `{"elicitation":{}}`)
+	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"ask"}}`, session)
+	ev := call.next()
+	request(t, string(ev.Data), "elicitation/create")
+	resumed := c.nodes[1].resume(session, ev.ID)
+	call.end()
+	resumed.message(`"id":"a"`, "no_input")
+	resumed.end()
+}
+
+// slowPeers are peers whose answer to the last of three deliveries comes too late:
+// they have acted on it.
+type slowPeers struct {
+	legacy.Peers
+
+	n     int
+	acted func()
+}
+
+func (p *slowPeers) Deliver(ctx context.Context, edge string, req *millracev1.DeliverRequest) (bool, error) {
+	taken, err := p.Peers.Deliver(ctx, edge, req)
+	if p.n++; p.n < 3 {
+		return taken, err
+	}
+	p.acted()
+	return false, context.DeadlineExceeded
+}
+
+// TestSlowEdgeIsNotOvertaken: an edge that has begun the round for which it got the
+// answers does not say so in time to the one that passed the last of them on.
+func TestSlowEdgeIsNotOvertaken(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, Config{})
+	askMany(t, c)
+	c.nodes[1].edge.sessions.Peers = &slowPeers{Peers: c.nodes[1].edge.sessions.Peers, acted: func() {
+		eventually(t, "the next round", func() bool { return c.ran.value() > 0 })
+	}}
+	session := c.session("2025-11-25", `{"elicitation":{}}`)
+	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ask-many"}}`, session)
+	for range 3 {
+		id, _ := request(t, string(call.next().Data), "elicitation/create")
+		c.nodes[1].respond(session, answerTo(id, "Ala"))
+	}
+	call.message("Ala and Ala and Ala", `"id":7`)
+	call.end()
+	c.nodes[1].edge.sessions.Wait() // whatever it has begun
+	if n := c.ran.value(); n != 1 {
+		t.Errorf("the step after the answers ran %d times", n)
+	}
 }

@@ -497,7 +497,7 @@ func TestResumeWhatIsNotKept(t *testing.T) {
 }
 
 // scopeOf is the key of a session in the stores.
-func scopeOf(t *testing.T, id string) string {
+func scopeOf(t testing.TB, id string) string {
 	t.Helper()
 	ring, err := seal.NewRing(testKey())
 	if err != nil {

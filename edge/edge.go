@@ -100,6 +100,9 @@ type Config struct {
 	CallStats, PeerStats []stats.Handler
 	// Logger is the edge's log; nil discards.
 	Logger *slog.Logger
+
+	// acceptBudget is bus.ClientConfig.AcceptBudget, for tests on busy machines.
+	acceptBudget time.Duration
 }
 
 // Edge serves clients. Run must be running while it serves.
@@ -109,6 +112,7 @@ type Edge struct {
 	conn    *bus.Conn
 	client  *bus.Client
 	watcher *bus.Watcher
+	present presence
 	catalog *catalog.Catalog
 	peers   *peer.Peers
 	eras    []exchange.Era
@@ -172,15 +176,13 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
-		OnLost: func(m bus.Member) {
-			e.client.Lost(m.Instance, m.Epoch)
-			if cfg.Lost != nil {
-				cfg.Lost(m)
-			}
-		},
-		Heard: func(instance string) uint64 { return e.client.Heard(instance) },
+		OnLost: e.lost,
+		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
 	})
-	e.client = bus.NewClient(conn, bus.ClientConfig{StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher})
+	e.client = bus.NewClient(conn, bus.ClientConfig{
+		AcceptBudget: cfg.acceptBudget, StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
+	})
+	e.present.watcher = e.watcher
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.stopping, e.stop = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
@@ -207,7 +209,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	}
 	if streams := cfg.Streams; streams != nil {
 		sessions.Resumption = &legacy.Resumption{
-			Calls: streams, Log: streams, Available: streams.Available, Bus: e.client, Alive: e.alive,
+			Calls: streams, Log: streams, Available: streams.Available, Bus: e.client, Alive: e.present.alive,
 			SessionCalls: func(ctx context.Context, id string) (map[string]*millracev1.Continuation, error) {
 				calls, err := streams.SessionCalls(ctx, id)
 				byStream := make(map[string]*millracev1.Continuation, len(calls))
@@ -242,6 +244,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	g.Go(func() error { return e.client.Run(ctx) })
 	g.Go(func() error { return e.peers.Run(ctx) })
 	g.Go(func() error { return e.watcher.Run(ctx) })
+	g.Go(func() error { e.present.run(ctx); return nil })
 	g.Go(func() error { return e.catalog.Run(ctx) })
 	return g.Wait()
 }
@@ -269,14 +272,16 @@ func (e *Edge) members(wanted func(bus.Member) bool) (found []bus.Member) {
 	return found
 }
 
-// alive reports whether an instance of a worker, or an edge, is there.
-func (e *Edge) alive(id string) bool {
-	for _, m := range e.watcher.Members() {
-		if m.Instance == id {
-			return true
-		}
+// lost acts on the loss of an instance.
+func (e *Edge) lost(m bus.Member) {
+	e.client.Lost(m.Instance, m.Epoch)
+	e.present.lost(m.Instance)
+	if m.Pool == peer.Pool {
+		e.sessions.EdgeLost()
 	}
-	return false
+	if e.cfg.Lost != nil {
+		e.cfg.Lost(m)
+	}
 }
 
 // Drain makes the edge unready: load balancers that look at /readyz send no

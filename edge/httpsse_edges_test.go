@@ -93,6 +93,7 @@ func TestHTTPSSEPostToAnyEdge(t *testing.T) {
 			}
 			before := s.ran.value()
 			send(toolCall("2", `{"name":"hang"}`))
+			time.Sleep(time.Second) // it runs: before that nobody would see its end
 			send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`)
 			time.Sleep(time.Second)
 			if n := s.ran.value() - before; n != 1 {

@@ -47,8 +47,13 @@ type modelSession struct {
 	// blind counts how often the GET stream began without the place of the one
 	// before: what happened between them is lost, and nobody is to blame.
 	blind int
-	told  map[string]int // updates of a resource that have arrived
-	sent  []string       // notifications and answers, and what became of them
+	// asking: a GET waits for its answer. halfOpen counts those that the client
+	// has given up meanwhile: an edge may come to them late, and take them for the
+	// newest stream.
+	asking   bool
+	halfOpen int
+	told     map[string]int // updates of a resource that have arrived
+	sent     []string       // notifications and answers, and what became of them
 }
 
 // modelCall is a call and the model of it.
@@ -234,6 +239,8 @@ func (s *modelSession) succeeds(pick int, method, params string) bool {
 		switch {
 		case err == nil && r.StatusCode == http.StatusOK && strings.Contains(text, `"result"`):
 			return true
+		case err == nil && strings.Contains(text, `"reason":"unavailable"`):
+			s.m.refused() // what cannot be stored or promised now
 		case err == nil:
 			s.fault("%s: %s %s", method, r.Status, text)
 			return false
@@ -244,7 +251,7 @@ func (s *modelSession) succeeds(pick int, method, params string) bool {
 			return false
 		}
 	}
-	s.fault("%s: every edge is killed before it answers", method)
+	s.fault("%s: every edge is killed before it answers, or refuses it", method)
 	return false
 }
 
@@ -338,6 +345,7 @@ func (c *modelClient) end(pick int) {
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
+	limit := time.Now().Add(modelPatience)
 	for {
 		s.note("DELETE to %d", pick)
 		r, err := c.m.send(c.m.ctx, pick, http.MethodDelete, "", s.id, "")
@@ -345,6 +353,10 @@ func (c *modelClient) end(pick int) {
 			_, err = r.text()
 		}
 		if errors.Is(err, errModelKilled) {
+			continue
+		}
+		if err == nil && r.StatusCode == http.StatusServiceUnavailable && time.Now().Before(limit) {
+			c.m.refused()
 			continue
 		}
 		if err != nil || r.StatusCode != http.StatusNoContent && r.StatusCode != http.StatusNotFound {
@@ -356,7 +368,7 @@ func (c *modelClient) end(pick int) {
 		break
 	}
 	s.wait("after DELETE")
-	limit := time.Now().Add(modelPatience)
+	limit = time.Now().Add(modelPatience)
 	for pick := range clusterSize {
 		for {
 			r, err := c.m.send(c.m.ctx, pick, http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"ping"}`, s.id, "")
@@ -402,22 +414,35 @@ func (s *modelSession) hangUp() {
 	if s.listening != nil {
 		s.listening()
 		s.listening = nil
+		if s.asking {
+			s.halfOpen++
+		}
 	}
 }
 
 // follow keeps a GET stream until ctx ends or the session does.
 func (s *modelSession) follow(ctx context.Context, rng *rand.Rand, opened func()) {
 	defer opened()
-	lastID := ""
-	for ctx.Err() == nil {
-		if lastID == "" {
-			s.mu.Lock()
-			s.blind++
-			s.mu.Unlock()
-		}
+	lastID, refused := "", 0
+	for {
 		pick := rng.IntN(clusterSize)
+		s.mu.Lock()
+		if ctx.Err() != nil { // checked where hangUp cannot come between
+			s.mu.Unlock()
+			return
+		}
+		s.asking = true
+		if lastID == "" {
+			s.blind++
+		}
+		s.mu.Unlock()
 		s.note("GET from %d after %q", pick, lastID)
 		r, err := s.m.send(ctx, pick, http.MethodGet, "", s.id, lastID)
+		s.mu.Lock()
+		if ctx.Err() == nil {
+			s.asking = false
+		}
+		s.mu.Unlock()
 		if err != nil {
 			if !errors.Is(err, errModelKilled) && ctx.Err() == nil {
 				s.fault("GET: %v", err)
@@ -427,10 +452,23 @@ func (s *modelSession) follow(ctx context.Context, rng *rand.Rand, opened func()
 		}
 		if r.StatusCode != http.StatusOK {
 			text, _ := r.text()
+			if r.StatusCode == http.StatusServiceUnavailable && !s.over() {
+				s.m.refused()
+				refused++
+				if refused < modelRefusals {
+					continue
+				}
+			}
 			if r.StatusCode != http.StatusNotFound || !s.over() {
 				s.fault("GET: %s %s", r.Status, text)
 			}
 			return
+		}
+		refused = 0
+		if lastID == "" {
+			s.mu.Lock()
+			s.blind++ // the request began before this, and was deaf until now
+			s.mu.Unlock()
 		}
 		opened()
 		events := sse.NewReader(r.Body, 1<<20)
@@ -448,13 +486,22 @@ func (s *modelSession) follow(ctx context.Context, rng *rand.Rand, opened func()
 			s.fault("the GET stream broke off: %v", err)
 			return
 		}
-		if errors.Is(err, io.EOF) && !r.node.killed.Load() && ctx.Err() == nil && !s.over() {
+		if errors.Is(err, io.EOF) && !r.node.killed.Load() && ctx.Err() == nil && !s.over() && !s.excuseClose() {
 			// Closed by the edge: only a newer stream is a reason, and this
 			// session has none.
 			s.fault("the GET stream was closed")
 			return
 		}
 	}
+}
+
+// excuseClose reports whether a stream may have made room for one that the client
+// had given up.
+func (s *modelSession) excuseClose() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.halfOpen--
+	return s.halfOpen >= 0
 }
 
 // hear takes a message of the GET stream.
@@ -521,10 +568,10 @@ func (s *modelSession) expectUpdate(uri string, before int) {
 			<-tick.C
 		}
 		s.mu.Lock()
-		excused := s.blind != blind
+		excused := s.blind != blind || s.asking
 		s.mu.Unlock()
 		if !excused && attempt >= 2 || attempt > 10 {
-			s.fault("not told that %s has changed, %d times", uri, attempt)
+			s.fault("not told that %s has changed, %d times; %s", uri, attempt, s.m.followed(s.id))
 			return
 		}
 		s.m.count("update again", 1)
@@ -564,7 +611,7 @@ func (c *modelCall) run() {
 			return
 		case ctx.Err() != nil:
 			begun, over := c.s.m.book.of(c.work.Name)
-			_ = c.wrong("hangs, at %q, %d rounds begun, %d over, asked %d", c.lastID, begun, over, len(c.asked))
+			_ = c.wrong("hangs, at %q, %d rounds begun, %d over, asked %d; stored: %s", c.lastID, begun, over, len(c.asked), c.s.m.stored(c.s.id, c.lastID))
 			return
 		case c.lastID == "" && (errors.Is(err, errModelKilled) || errors.Is(err, errModelCut)):
 			c.s.m.count("lost without a place", 1) // nothing can be done

@@ -35,6 +35,8 @@ const (
 	modelPatience = 40 * time.Second
 	// modelFarewell is how long a client listens to a call that it has cancelled.
 	modelFarewell = time.Second
+	// modelRefusals is how often in a row a client may be told to try again.
+	modelRefusals = 20
 	// modelFaults is how many faults are enough.
 	modelFaults = 5
 )
@@ -50,7 +52,9 @@ const (
 func TestModel(t *testing.T) {
 	t.Parallel()
 	m := &model{
-		cluster: startCluster(t, Config{}), seed: *modelSeed,
+		// An OPEN may wait for the processor: an edge that is not answered is not
+		// what this test is about, and one that is never answered is found anyway.
+		cluster: startCluster(t, Config{acceptBudget: 10 * time.Second}), seed: *modelSeed,
 		book: &modelBook{begun: map[string]int{}, over: map[string]int{}}, stats: map[string]int{}, names: map[*node]string{},
 	}
 	for i, n := range m.cluster.nodes {
@@ -202,7 +206,7 @@ func (m *model) offer() {
 	})
 }
 
-// done counts an operation; false: there have been enough.
+// op counts an operation; false: there have been enough.
 func (m *model) op(kind string) bool {
 	if m.ctx.Err() != nil {
 		return false
@@ -220,6 +224,16 @@ func (m *model) count(kind string, n int) int {
 	defer m.mu.Unlock()
 	m.stats[kind] += n
 	return m.stats[kind]
+}
+
+// refused notes that an edge has refused something as to be tried again, and
+// returns when a client does.
+func (m *model) refused() {
+	m.count("refused", 1)
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-m.ctx.Done():
+	}
 }
 
 // killEdges kills edges, spread evenly over the operations, and starts others
@@ -283,12 +297,39 @@ func (m *model) fault(history []string, format string, args ...any) {
 	}
 }
 
+// stored says what is known of a call by the id of an event of it.
+func (m *model) stored(session, eventID string) string {
+	m.mu.Lock()
+	n := m.cluster.nodes[0]
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(m.ctx, time.Second)
+	defer cancel()
+	stream, _, _ := strings.Cut(eventID, ".")
+	kept, _, err := n.store.Call(ctx, scopeOf(m.cluster.t, session), stream)
+	return fmt.Sprintf("edge %q (this one is %q, alive: %v) round %d, asked %v, %d answers, claimed %v, %v", kept.GetEdge(), n.edge.client.ID(),
+		n.edge.present.alive(kept.GetEdge()), kept.GetRound(), kept.GetAsked() != nil, len(kept.GetResponses()), kept.GetClaimed(), err)
+}
+
+// followed says what edges know of the subscriptions of a session.
+func (m *model) followed(session string) (text string) {
+	m.mu.Lock()
+	nodes := slices.Clone(m.cluster.nodes)
+	m.mu.Unlock()
+	for _, n := range nodes {
+		ctx, cancel := context.WithTimeout(m.ctx, time.Second)
+		rec, err := n.edge.sessions.Records.Get(ctx, scopeOf(m.cluster.t, session))
+		cancel()
+		text += fmt.Sprintf("%s follows %d in all, store %v, subscribed %v %v; ", m.name(n), n.hub().Topics(), n.edge.sessions.Records.Available(), rec.URIs, err)
+	}
+	return text
+}
+
 var (
 	errModelKilled = errors.New("the edge was killed")
 	errModelCut    = errors.New("the client has cut the connection")
 )
 
-// reply is an answer to a request, and the edge that gave it.
+// modelReply is an answer to a request, and the edge that gave it.
 type modelReply struct {
 	*http.Response
 

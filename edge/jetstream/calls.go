@@ -1,9 +1,11 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -139,29 +141,26 @@ func (s *Store) SessionCalls(ctx context.Context, sessionID string) ([]StoredCal
 		return nil, err
 	}
 	prefix += "."
-	var calls []StoredCall
-	for next := uint64(1); ; {
-		var msg *storedMessage
-		err := s.calls.do(ctx, func(ctx context.Context) (err error) {
-			msg, err = s.calls.get(ctx, getQuery{Next: prefix + "*", Sequence: next})
-			return err
-		})
-		if errors.Is(err, session.ErrNotFound) {
-			return calls, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		next = msg.Sequence + 1
-		if len(msg.Data) == 0 {
-			continue
-		}
-		c := &millracev1.Continuation{}
-		if err := proto.Unmarshal(msg.Data, c); err != nil {
-			return nil, fmt.Errorf("jetstream: stored call that cannot be read: %w", err)
-		}
-		calls = append(calls, StoredCall{
-			Session: sessionID, Stream: strings.TrimPrefix(msg.Subject, prefix), Continuation: c, Revision: msg.Sequence,
-		})
+	var subjects map[string]uint64
+	err = s.calls.do(ctx, func(ctx context.Context) (err error) {
+		subjects, err = s.calls.subjects(ctx, prefix+"*")
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
+	calls := make([]StoredCall, 0, len(subjects))
+	for subject := range subjects {
+		stream := strings.TrimPrefix(subject, prefix)
+		c, revision, err := s.Call(ctx, sessionID, stream)
+		switch {
+		case errors.Is(err, session.ErrNotFound): // it was dropped
+		case err != nil:
+			return nil, err
+		default:
+			calls = append(calls, StoredCall{Session: sessionID, Stream: stream, Continuation: c, Revision: revision})
+		}
+	}
+	slices.SortFunc(calls, func(a, b StoredCall) int { return cmp.Compare(a.Revision, b.Revision) })
+	return calls, nil
 }

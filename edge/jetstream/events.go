@@ -1,10 +1,13 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,14 +30,45 @@ const (
 // of calls.
 func eventsPrefix(tenant string) string { return "mr." + tenant + ".e." }
 
-// Stored implements bus.EventLog: it yields what is stored for a subject, which
-// may be a pattern, oldest first and up to what was stored when it was called.
-// An error of yield ends it and is returned as it is. Errors:
+// Stored implements bus.EventLog: it yields what is stored for a subject, oldest
+// first and up to what was stored when it got there. The subject may be a pattern:
+// then those that match it are read one after another, in the order of the rounds
+// that they end with. An error of yield ends it and is returned as it is. Errors:
 // session.ErrUnavailable.
 func (s *Store) Stored(ctx context.Context, subject string, yield func(subject string, data []byte) error) error {
 	if !strings.HasPrefix(subject, eventsPrefix(s.tenant)) || !strings.Contains(subject, ".ev.") {
 		return fmt.Errorf("jetstream: %q is no subject of events", subject)
 	}
+	if !strings.ContainsAny(subject, "*>") {
+		return s.storedOf(ctx, subject, yield)
+	}
+	var found map[string]uint64
+	err := s.events.do(ctx, func(ctx context.Context) (err error) {
+		found, err = s.events.subjects(ctx, subject)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, subject := range slices.SortedFunc(maps.Keys(found), func(a, b string) int {
+		// Of a round the worker's come before what an edge says at the end.
+		return cmp.Or(compareRounds(a, b), cmp.Compare(found[b], found[a]), cmp.Compare(a, b))
+	}) {
+		if err := s.storedOf(ctx, subject, yield); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareRounds compares the numbers with which two subjects end.
+func compareRounds(a, b string) int {
+	a, b = a[strings.LastIndexByte(a, '.')+1:], b[strings.LastIndexByte(b, '.')+1:]
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
+
+// storedOf is Stored for one subject.
+func (s *Store) storedOf(ctx context.Context, subject string, yield func(subject string, data []byte) error) error {
 	// The leader knows what is stored. Any replica may deliver it, and one that
 	// is behind can be told from one that has everything.
 	var last uint64

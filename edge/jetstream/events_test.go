@@ -1,11 +1,13 @@
 package jetstream_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -107,6 +109,42 @@ func TestStoredStops(t *testing.T) {
 	}
 	if !store.Available() {
 		t.Error("it is unavailable now")
+	}
+}
+
+// TestNoReadByPattern: to read by a pattern the server goes through all that is
+// stored, and serves nothing else of the connection meanwhile.
+func TestNoReadByPattern(t *testing.T) {
+	t.Parallel()
+	store, conn := single(t)
+	asked := make(chan string, 1000) // more than are asked
+	sub, err := conn.NATS().Subscribe("$JS.API.>", func(m *nats.Msg) { asked <- string(m.Data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	const call = "mr.main.e.edge1.ev.s1.c1."
+	for round := range 3 {
+		send(t, conn, call+strconv.Itoa(round+1), []byte("x"))
+		if _, err := store.PutCall(t.Context(), "s1", "c"+strconv.Itoa(round), &millracev1.Continuation{Round: 1}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { return len(stored(t, store, "mr.main.e.*.ev.s1.c1.*")) == 3 })
+	if calls, err := store.SessionCalls(t.Context(), "s1"); err != nil || len(calls) != 3 {
+		t.Errorf("%d calls, %v", len(calls), err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := conn.NATS().FlushWithContext(ctx); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() bool { return len(asked) > 3 })
+	for len(asked) > 0 {
+		request := <-asked
+		if strings.Contains(request, "_by_subj") && strings.ContainsAny(request, "*>") {
+			t.Errorf("asked for %s", request)
+		}
 	}
 }
 

@@ -171,7 +171,7 @@ func (s *stream) pause(ctx context.Context, wait time.Duration, restored <-chan 
 }
 
 // get reads a message from the leader of the stream: the last one of a subject,
-// or the next one of a pattern.
+// or the next one.
 func (s *stream) get(ctx context.Context, query getQuery) (*storedMessage, error) {
 	request, err := json.Marshal(query)
 	if err != nil {
@@ -195,6 +195,36 @@ func (s *stream) get(ctx context.Context, query getQuery) (*storedMessage, error
 		return nil, errors.New("jetstream: answer without a message")
 	}
 	return found.Message, nil
+}
+
+// subjects returns the subjects of a pattern of which there are messages, and how
+// many, as the leader knows them. Whoever reads has to know them: to read by a
+// pattern the server goes through all that is stored, and meanwhile it reads
+// nothing else from the connection of the edge that has asked.
+func (s *stream) subjects(ctx context.Context, pattern string) (map[string]uint64, error) {
+	request, err := json.Marshal(struct {
+		Pattern string `json:"subjects_filter"`
+	}{pattern})
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: %w", err)
+	}
+	answer, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.INFO."+s.cfg.Name, request)
+	if err != nil {
+		return nil, err
+	}
+	var found struct {
+		Error *natsjs.APIError `json:"error"`
+		State struct {
+			Subjects map[string]uint64 `json:"subjects"`
+		} `json:"state"`
+	}
+	if err := json.Unmarshal(answer.Data, &found); err != nil {
+		return nil, fmt.Errorf("jetstream: answer that cannot be read: %w", err)
+	}
+	if found.Error != nil {
+		return nil, found.Error
+	}
+	return found.State.Subjects, nil
 }
 
 // getQuery asks for a stored message, in the form of the JetStream API.

@@ -22,6 +22,10 @@ const (
 	// aloneIDs bounds the bytes of ids that wait in one session. Hardly any of
 	// them is of a call whose edge is gone: the rest is found where it runs.
 	aloneIDs = 16 << 10
+	// aloneAgain is when it is looked a second time: an edge that is gone seems to
+	// be there for a while, and that an edge has gone on with a call may not have
+	// been stored yet.
+	aloneAgain = 5 * time.Second
 )
 
 // alone are the cancellations of calls that may have no edge. They are looked for
@@ -31,6 +35,9 @@ const (
 type alone struct {
 	mu      sync.Mutex
 	waiting map[string]*aloneSession
+	// again is what is to be looked for a second time, by sessions, of each the
+	// oldest first.
+	again map[string][]aloneLater
 	// atOnce is held by whoever asks the store; made by the first one.
 	atOnce chan struct{}
 }
@@ -40,6 +47,12 @@ type aloneSession struct {
 	all  bool
 	ids  [][]byte
 	size int
+}
+
+// aloneLater is what is looked for at some time.
+type aloneLater struct {
+	due    time.Time
+	wanted aloneSession
 }
 
 // add notes what is to be cancelled and reports whether somebody has to begin to
@@ -83,6 +96,45 @@ func (a *alone) next(scope string) (wanted aloneSession, ok bool) {
 	return wanted, true
 }
 
+// later notes what is to be looked for again, and reports whether somebody has to
+// begin to wait for that. What finds no room is dropped.
+func (a *alone) later(scope string, left aloneSession) (begin bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	size := left.size
+	for _, l := range a.again[scope] {
+		size += l.wanted.size
+	}
+	begin = len(a.again[scope]) == 0
+	if begin && len(a.again) >= aloneSessions || size > aloneIDs {
+		return false
+	}
+	if a.again == nil {
+		a.again = map[string][]aloneLater{}
+	}
+	a.again[scope] = append(a.again[scope], aloneLater{time.Now().Add(aloneAgain), left})
+	return begin
+}
+
+// first returns what of a session is to be looked for next, and done takes it away;
+// more is false when there is nothing else.
+func (a *alone) first(scope string) aloneLater {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.again[scope][0]
+}
+
+func (a *alone) done(scope string) (more bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.again[scope] = a.again[scope][1:]
+	if len(a.again[scope]) == 0 {
+		delete(a.again, scope)
+		return false
+	}
+	return true
+}
+
 func (s *aloneSession) has(id []byte) bool {
 	return s.all || slices.ContainsFunc(s.ids, func(wanted []byte) bool { return bytes.Equal(wanted, id) })
 }
@@ -105,20 +157,58 @@ func (e *Era) cancelAlone(scope string, requestID []byte) {
 			if !ok {
 				return
 			}
-			e.cancelWanted(scope, &wanted)
+			left := e.cancelWanted(scope, &wanted)
+			if (left.all || len(left.ids) > 0) && e.alone.later(scope, left) {
+				e.running.Go(func() { e.lookAgain(scope) })
+			}
 		}
 	})
 }
 
-func (e *Era) cancelWanted(scope string, wanted *aloneSession) {
+// lookAgain looks a second time for calls whose edge seemed to be there. One that is
+// has been told already, and one that has the call since then is told now.
+func (e *Era) lookAgain(scope string) {
+	for more := true; more; more = e.alone.done(scope) {
+		next := e.alone.first(scope)
+		timer := time.NewTimer(time.Until(next.due))
+		select {
+		case <-timer.C:
+		case <-e.Stopping.Done():
+			timer.Stop()
+			continue
+		}
+		e.alone.atOnce <- struct{}{}
+		left := e.cancelWanted(scope, &next.wanted)
+		<-e.alone.atOnce
+		for _, id := range left.ids {
+			e.cancelCall(scope, id)
+		}
+	}
+}
+
+// cancelCall cancels a call on whichever edge has it.
+func (e *Era) cancelCall(scope string, requestID []byte) {
+	e.Methods.Calls.Cancel(scope, requestID)
+	e.announce(&millracev1.Announcement{News: &millracev1.Announcement_Cancel{
+		Cancel: &millracev1.CancelRequest{Scope: scope, RequestId: requestID},
+	}})
+}
+
+// cancelWanted looks once. left are the calls whose edges are there.
+func (e *Era) cancelWanted(scope string, wanted *aloneSession) (left aloneSession) {
 	ctx, cancel := context.WithTimeout(e.Stopping, alonePatience)
 	defer cancel()
 	calls, err := e.Resumption.SessionCalls(ctx, scope)
 	if err != nil {
-		return
+		return *wanted
 	}
 	for stream, kept := range calls {
-		if !wanted.has(kept.GetRequestId()) || e.Resumption.Alive(kept.GetEdge()) {
+		if !wanted.has(kept.GetRequestId()) {
+			continue
+		}
+		if e.Resumption.Alive(kept.GetEdge()) {
+			left.ids = append(left.ids, kept.GetRequestId())
+			left.size += len(kept.GetRequestId()) + 1
 			continue
 		}
 		// From now on nobody goes on with it, unless somebody does already.
@@ -130,14 +220,12 @@ func (e *Era) cancelWanted(scope string, wanted *aloneSession) {
 			return nil
 		})
 		if errors.Is(err, errOvertaken) {
-			e.Methods.Calls.Cancel(scope, kept.GetRequestId())
-			e.announce(&millracev1.Announcement{News: &millracev1.Announcement_Cancel{
-				Cancel: &millracev1.CancelRequest{Scope: scope, RequestId: kept.GetRequestId()},
-			}})
+			e.cancelCall(scope, kept.GetRequestId())
 			continue
 		}
 		e.cancelStream(ctx, scope, stream)
 	}
+	return left
 }
 
 // cancelStream cancels the call that writes the events of a stream, and tells

@@ -21,12 +21,26 @@ const (
 	// maxClaims bounds how often an edge tries to write a continuation that
 	// others write too.
 	maxClaims = 16
+	// abandonPatience is how long an edge that has lost a call tries to say so, as
+	// long as its events are kept, and abandonPause how often.
+	abandonPatience, abandonPause = 5 * time.Minute, time.Second
+	// keepWait is how long a client waits until its answer can be stored.
+	keepWait = 2 * time.Second
+	// latePatience is how long an edge goes on to try it, latePause how often, and
+	// maxLate bounds how many do so at a time.
+	latePatience, latePause, maxLate = time.Minute, 500 * time.Millisecond, 1000
 	// askedWait is how long the edge of a call may take to store what it asks.
 	askedWait = time.Second
 )
 
 // errOvertaken ends a call that another edge goes on with.
 var errOvertaken = errors.New("legacy: another edge goes on with the call")
+
+// errNotAsked: the question that is answered is not stored, or not yet.
+var errNotAsked = errors.New("legacy: nobody has stored the question")
+
+// errKept ends a rewriting of what is as it should be.
+var errKept = errors.New("legacy: it is stored already")
 
 // storeAsked stores what a round has asked, before the client sees it: whoever
 // gets the answers can then go on if this edge is gone.
@@ -42,7 +56,7 @@ func (r *resumable) storeAsked(ctx context.Context, needs *millracev1.NeedsInput
 		if c.GetEdge() != r.resume.Bus.ID() {
 			return errOvertaken
 		}
-		c.Round, c.Asked, c.Responses, c.Errors = r.at.Round, needs, nil, nil
+		c.Round, c.Asked, c.Responses, c.Errors, c.Claimed = r.at.Round, needs, nil, nil, false
 		return nil
 	})
 	if isAway(err) {
@@ -63,13 +77,13 @@ func (r *resumable) claim(ctx context.Context, resume *millracev1.Resume) error 
 		if c.GetEdge() != r.resume.Bus.ID() || c.GetAsked() == nil || c.GetRound() != r.at.Round {
 			return errOvertaken
 		}
-		c.Responses, c.Errors = resume.GetResponses(), resume.GetErrors()
+		c.Responses, c.Errors, c.Claimed = resume.GetResponses(), resume.GetErrors(), true
 		return nil
 	})
+	r.claimed = time.Now()
 	if isAway(err) {
 		return nil
 	}
-	r.claimed = time.Now()
 	return err
 }
 
@@ -93,14 +107,15 @@ func isAnswered(c *millracev1.Continuation) bool {
 
 // takeOver goes on with a call whose edge is gone and has not begun the round
 // for which there are answers. round is the one that asked; dead is an edge that
-// is known to be gone, besides those that everybody sees gone.
+// seems to be gone, besides those that everybody sees gone. If that one has claimed
+// the round it may have begun it, and whoever follows the call finds out.
 func (e *Era) takeOver(ctx context.Context, client *methods.Client, stream string, round uint32, dead string) {
 	kept, err := rewrite(ctx, e.Resumption.Calls, client.Scope, stream, func(c *millracev1.Continuation) error {
 		gone := c.GetEdge() == dead || !e.Resumption.Alive(c.GetEdge())
-		if c.GetRound() != round || !isAnswered(c) || !gone {
+		if c.GetRound() != round || !isAnswered(c) || !gone || dead != "" && c.GetClaimed() {
 			return errOvertaken
 		}
-		c.Edge = e.Edge
+		c.Edge, c.Claimed = e.Edge, true
 		return nil
 	})
 	if err == nil {
@@ -132,6 +147,33 @@ func rewrite(ctx context.Context, store CallStore, scope, stream string, change 
 	return nil, err
 }
 
+// abandon writes down that this edge, which may live on, does not have a call any
+// more: whoever follows it has to look after it.
+func (e *Era) abandon(scope, stream string) {
+	ctx, cancel := context.WithTimeout(e.Stopping, abandonPatience)
+	defer cancel()
+	for {
+		_, err := rewrite(ctx, e.Resumption.Calls, scope, stream, func(c *millracev1.Continuation) error {
+			if c.GetEdge() != e.Resumption.Bus.ID() {
+				return errOvertaken
+			}
+			c.Edge = ""
+			return nil
+		})
+		if !errors.Is(err, session.ErrUnavailable) {
+			return
+		}
+		// The connection that was lost with the call is that to the store, too.
+		pause := time.NewTimer(abandonPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+	}
+}
+
 // openQuestions returns the keys of what a round has asked and the client has
 // not answered yet; nil when the call has gone on. The edge of the call may be
 // just about to store it. When it is gone (as gone says) without having done so,
@@ -149,7 +191,7 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 				if c.GetRound() > round || c.GetRound() == round && c.GetAsked() != nil {
 					return errOvertaken
 				}
-				c.Round, c.Asked, c.Responses, c.Errors = round, needs, nil, nil
+				c.Round, c.Asked, c.Responses, c.Errors, c.Claimed = round, needs, nil, nil, false
 				return nil
 			})
 			if err == nil || errors.Is(err, errOvertaken) {
@@ -177,22 +219,29 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 }
 
 // keepAnswer stores a client's answer, before the client is told that it was
-// taken: then it is not lost with the edge that has the call. complete reports
-// that it was the last one of its round. errOvertaken: nobody waits for it.
-func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply exchange.Reply) (complete bool, err error) {
+// taken: then it is not lost with the edge that has the call. kept is the answer
+// that counts, an earlier one if there is: whoever stored that may be gone before it
+// has passed it on. complete reports that the round has all answers. errOvertaken:
+// nobody waits for it. errNotAsked: nobody has stored the question yet.
+func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply exchange.Reply) (kept exchange.Reply, complete bool, err error) {
 	if e.Resumption == nil {
-		return false, session.ErrNotFound
+		return reply, false, session.ErrNotFound
 	}
 	_, err = rewrite(ctx, e.Resumption.Calls, scope, r.stream, func(c *millracev1.Continuation) error {
+		if c.GetRound() < r.round || c.GetRound() == r.round && c.GetAsked() == nil {
+			return errNotAsked
+		}
 		keys := slices.Sorted(maps.Keys(c.GetAsked().GetRequests()))
-		if c.GetRound() != r.round || r.index >= len(keys) {
+		if c.GetRound() != r.round || r.index >= len(keys) || c.GetClaimed() {
 			return errOvertaken
 		}
 		key := keys[r.index]
-		_, answered := c.GetResponses()[key]
-		_, failed := c.GetErrors()[key]
+		result, answered := c.GetResponses()[key]
+		refusal, failed := c.GetErrors()[key]
+		complete, kept = isAnswered(c), reply
 		if answered || failed {
-			return errOvertaken
+			kept = exchange.Reply{Result: result, Error: refusal}
+			return errKept
 		}
 		if reply.Error != nil {
 			c.Errors = with(c.GetErrors(), key, reply.Error)
@@ -202,7 +251,55 @@ func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply excha
 		complete = isAnswered(c)
 		return nil
 	})
-	return complete, err
+	if errors.Is(err, errKept) {
+		err = nil
+	}
+	return kept, complete, err
+}
+
+// keepLate stores an answer that could not be stored when it came, as err says: its
+// client will not send it again, and the edge that waits for it, if there is one, may
+// be gone the next moment. The client waits for that a little, and then it goes on
+// without. gone is the edge that asked if it could not be reached, else empty.
+func (e *Era) keepLate(ctx context.Context, client *methods.Client, r route, reply exchange.Reply, gone string, err error) {
+	// As long as its edge is there nobody else needs what nobody has asked.
+	open := func() bool {
+		return errors.Is(err, session.ErrUnavailable) || gone != "" && errors.Is(err, errNotAsked)
+	}
+	try := func(ctx context.Context, patience, pause time.Duration) {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		for open() {
+			timer := time.NewTimer(pause)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return
+			case <-e.Stopping.Done():
+				timer.Stop()
+				return
+			}
+			var complete bool
+			if _, complete, err = e.keepAnswer(ctx, client.Scope, r, reply); err == nil && complete {
+				e.takeOver(ctx, client, r.stream, r.round, gone)
+			}
+		}
+	}
+	if errors.Is(err, session.ErrUnavailable) {
+		try(ctx, keepWait, keepWait/8)
+	}
+	if !open() {
+		return
+	}
+	if e.late.Add(1) > maxLate {
+		e.late.Add(-1)
+		return
+	}
+	e.running.Go(func() {
+		defer e.late.Add(-1)
+		try(context.WithoutCancel(ctx), latePatience, latePause)
+	})
 }
 
 func with(m map[string][]byte, key string, value []byte) map[string][]byte {
@@ -224,7 +321,8 @@ func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Conti
 	c.Outlives, c.LogLevel = true, kept.GetLogLevel()
 	c.Trace = backend.Trace{Parent: kept.GetTraceParent(), State: kept.GetTraceState(), Baggage: kept.GetBaggage()}
 	r := &resumable{
-		resume: e.Resumption, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()}, settled: true,
+		resume: e.Resumption, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()},
+		settled: true, asked: true, claimed: time.Now(),
 		lock: make(chan struct{}, 1), leaving: make(chan struct{}), offered: true,
 	}
 	r.drop()

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
@@ -58,6 +59,8 @@ type Era struct {
 	streams     streams
 	connections connections
 	alone       alone
+	// late counts the answers that are still to be stored.
+	late atomic.Int32
 	// leaving: calls that run when Draining is done send their clients away.
 	leaving sync.Once
 	// running are the calls that may outlive their connection.
@@ -182,7 +185,8 @@ func fitCapabilities(rev *mcp.Revision, capabilities []byte) []byte {
 
 // client finds out who sent a message and under which revision it is served:
 // that of the connection or session, else the one the header names, else the
-// one the specification says to assume.
+// one the specification says to assume. A session that has ended is refused, and
+// the caller has its scope all the same.
 func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exchange.Answer) {
 	// The keys of the trace context in _meta are of a later revision; clients
 	// that know them send them in all.
@@ -217,7 +221,7 @@ func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exch
 	}
 	s, err := e.Sessions.Open(ids[0], owner(req.Principal))
 	if err == nil && len(ids) == 1 {
-		c.state = stored{e.Records, s}
+		c.state, c.Scope, c.Session = stored{e.Records, s}, s.Scope, s.Scope
 		c.record, err = c.state.get(ctx)
 	}
 	// Any other error is that of the request, which its client has given up.
@@ -226,7 +230,6 @@ func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exch
 		return c, &refusal
 	}
 	c.Revision, c.Info, c.Capabilities = s.Revision, s.ClientInfo, s.Capabilities
-	c.Scope, c.Session = s.Scope, s.Scope
 	return c, nil
 }
 

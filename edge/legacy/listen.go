@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/millrace/millrace/edge/exchange"
@@ -27,6 +28,10 @@ const checkEvery = 5 * time.Minute
 
 // checkSoon is the same while it is not known what the session subscribes to.
 const checkSoon = time.Second
+
+// lostWithin is how soon the streams look when another edge is gone: there may be
+// many.
+const lostWithin = 5 * time.Second
 
 // Listen sends what belongs to no request: list changes and updates of
 // subscribed resources. On HTTP it is the GET stream of a session (specification
@@ -131,8 +136,7 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 	stop := context.AfterFunc(e.Draining, func() { cancel(nil) })
 	l.closing = append(l.closing, func() { stop() })
 	if client.peer == nil {
-		check := e.keepChecking(s)
-		l.closing = append(l.closing, func() { check.Stop() })
+		l.closing = append(l.closing, e.keepChecking(s))
 	}
 	peer, rev := req.Peer, client.Revision // nothing else of the request is kept
 	l.tell = func(ev notify.Event) error {
@@ -150,7 +154,7 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 
 // keepChecking looks after an open stream until it ends. It has no goroutine
 // but while it looks.
-func (e *Era) keepChecking(s *stream) *time.Timer {
+func (e *Era) keepChecking(s *stream) (stop func()) {
 	next := func() time.Duration {
 		every := checkEvery
 		if !e.Records.Available() {
@@ -159,17 +163,81 @@ func (e *Era) keepChecking(s *stream) *time.Timer {
 		// Not all at once that were opened together.
 		return every - rand.N(every/5) //nolint:gosec // nobody gains from guessing it
 	}
-	var timer *time.Timer
-	ready := make(chan struct{})
-	timer = time.AfterFunc(next(), func() {
-		<-ready
-		_ = s.follow(s.ctx, false) // it has ended, or tries again
-		if s.ctx.Err() == nil {
-			timer.Reset(next())
+	return s.checks.start(next, func() (again bool) {
+		err := s.follow(s.ctx, false)
+		if err != nil && s.ctx.Err() == nil {
+			s.checks.within(checkSoon)
+		}
+		return s.ctx.Err() == nil
+	})
+}
+
+// EdgeLost says that another edge is gone. It may have stored the change of a
+// session, or its end, and told nobody: the open streams look.
+func (e *Era) EdgeLost() {
+	for _, s := range e.streams.all() {
+		e.Records.Forget(s.scope)
+		s.checks.within(rand.N(lostWithin)) //nolint:gosec // as above
+	}
+}
+
+// checks run a function now and then, one at a time. The zero value is ready.
+type checks struct {
+	mu    sync.Mutex
+	timer *time.Timer // nil: not started, or stopped
+	busy  bool        // it runs
+	// wanted: it is to run once more, soon after that or after the start.
+	wanted bool
+	soon   time.Duration
+}
+
+// start runs check after next, and again as long as it returns true, until stop is
+// called, which does not wait.
+func (c *checks) start(next func() time.Duration, check func() (again bool)) (stop func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timer = time.AfterFunc(c.pauseLocked(next), func() {
+		c.mu.Lock()
+		c.busy = true
+		c.mu.Unlock()
+		again := check()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.busy = false
+		if again && c.timer != nil {
+			c.timer.Reset(c.pauseLocked(next))
 		}
 	})
-	close(ready)
-	return timer
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.timer != nil {
+			c.timer.Stop()
+			c.timer = nil
+		}
+	}
+}
+
+func (c *checks) pauseLocked(next func() time.Duration) time.Duration {
+	pause := next()
+	if c.wanted {
+		pause = min(pause, c.soon)
+	}
+	c.wanted = false
+	return pause
+}
+
+// within makes a check begin soon: one that runs may have seen what was before.
+func (c *checks) within(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil && !c.busy {
+		c.timer.Reset(d)
+		return
+	}
+	if !c.wanted || d < c.soon {
+		c.wanted, c.soon = true, d
+	}
 }
 
 // End ends a session (transports, "Session Management": HTTP DELETE). Its
@@ -177,6 +245,9 @@ func (e *Era) keepChecking(s *stream) *time.Timer {
 func (e *Era) End(ctx context.Context, req *exchange.Request) exchange.Answer {
 	client, refusal := e.client(ctx, req)
 	if refusal != nil {
+		if client.Scope != "" {
+			e.endEverywhere(ctx, client.Scope) // the edge that ended it may not have got to this
+		}
 		return *refusal
 	}
 	if client.state == nil {
@@ -190,6 +261,7 @@ func (e *Era) End(ctx context.Context, req *exchange.Request) exchange.Answer {
 	})
 	switch {
 	case errors.Is(err, session.ErrUnknown):
+		e.endEverywhere(ctx, client.Scope) // as above
 		return unknownSession(client.Revision, nil)
 	case err != nil:
 		refusal, after := e.notStored(client, &req.Message, err)
@@ -197,12 +269,17 @@ func (e *Era) End(ctx context.Context, req *exchange.Request) exchange.Answer {
 		answer.RetryAfter = after
 		return answer
 	}
-	e.ended(client.Scope)
-	e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
-		SessionChanged: &millracev1.SessionChanged{Scope: client.Scope, Ended: true},
-	}})
-	e.cancelAlone(client.Scope, nil)
+	e.endEverywhere(ctx, client.Scope)
 	return exchange.Answer{Status: http.StatusNoContent}
+}
+
+// endEverywhere ends what a session that is over has on any edge, or alone.
+func (e *Era) endEverywhere(ctx context.Context, scope string) {
+	e.ended(scope)
+	e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
+		SessionChanged: &millracev1.SessionChanged{Scope: scope, Ended: true},
+	}})
+	e.cancelAlone(scope, nil)
 }
 
 // subscribe serves resources/subscribe and resources/unsubscribe (server/
@@ -230,7 +307,7 @@ func (e *Era) subscribe(ctx context.Context, c *caller, m *jsonrpc.Message) exch
 	}
 	if s := e.streams.of(c.Scope); s != nil && changeErr == nil {
 		if followErr := s.follow(ctx, true); followErr != nil && s.ctx.Err() == nil {
-			changeErr = followErr
+			changeErr = fmt.Errorf("%w: %w", session.ErrUnavailable, followErr) // it is stored; to repeat it does no harm
 		}
 	}
 	return e.changed(ctx, c, m, changeErr)

@@ -46,10 +46,10 @@ func (e *Era) Heard(ctx context.Context, a *millracev1.Announcement, wait bool) 
 			return
 		}
 		e.Records.Forget(scope)
-		if s := e.streams.of(scope); s != nil {
-			// A stream that cannot follow the resource is no worse than
-			// before, and tries again.
-			_ = s.follow(ctx, wait)
+		if s := e.streams.of(scope); s != nil && !(wait && s.follow(ctx, true) == nil && e.Records.Available()) {
+			// Whoever waits for nothing must not wait for the store, and a
+			// stream that cannot follow the resource tries again.
+			s.checks.within(0)
 		}
 	case *millracev1.Announcement_ElicitationComplete:
 		e.elicitationComplete(news.ElicitationComplete.GetScope(), news.ElicitationComplete.GetElicitationId())
@@ -70,13 +70,11 @@ func (e *Era) cancelled(c *caller, requestID []byte) {
 	if c.Scope == "" || len(requestID) == 0 || string(requestID) == "null" {
 		return
 	}
-	e.Methods.Calls.Cancel(c.Scope, requestID)
 	if c.peer != nil {
+		e.Methods.Calls.Cancel(c.Scope, requestID)
 		return
 	}
-	e.announce(&millracev1.Announcement{News: &millracev1.Announcement_Cancel{
-		Cancel: &millracev1.CancelRequest{Scope: c.Scope, RequestId: requestID},
-	}})
+	e.cancelCall(c.Scope, requestID)
 	e.cancelAlone(c.Scope, requestID)
 }
 

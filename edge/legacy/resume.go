@@ -407,8 +407,8 @@ func (s *events) next(ctx context.Context) (bus.Event, error) {
 			return ev, err
 		case s.era.Stopping.Err() != nil:
 			return ev, backend.ErrOver
-		case !errors.Is(err, context.DeadlineExceeded):
-			// The log cannot be read now; what is sent meanwhile is in it later.
+		case !errors.Is(err, context.DeadlineExceeded), errors.Is(err, session.ErrUnavailable):
+			// A request to the log may have taken too long, too. The log cannot be read now; what is sent meanwhile is in it later.
 			if s.unread.IsZero() {
 				s.unread = time.Now()
 			}

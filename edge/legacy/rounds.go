@@ -98,10 +98,13 @@ func (e *Era) runCall(ctx context.Context, c *call, round *methods.Round) exchan
 		answer.RetryAfter = reply.Failure.RetryAfter()
 		answer.Withheld = reply.Failure.Kind == backend.Cancelled
 	}
-	if c.resumable != nil {
-		return c.resumable.finish(answer, reply)
+	if c.resumable == nil {
+		return answer
 	}
-	return answer
+	if reply.Failure != nil && reply.Failure.Kind == backend.Moved {
+		e.running.Go(func() { e.abandon(c.client.Scope, c.stream) })
+	}
+	return c.resumable.finish(answer, reply)
 }
 
 // runRounds runs a request until it needs no more input. What a worker asks for
@@ -110,7 +113,7 @@ func (e *Era) runCall(ctx context.Context, c *call, round *methods.Round) exchan
 func (e *Era) runRounds(ctx context.Context, c *call, round *methods.Round) (methods.Reply, bool) {
 	for c.round = 1; c.round <= maxRounds; c.round++ {
 		if c.resumable != nil {
-			if c.round > 1 && c.resumable.late() {
+			if c.resumable.late() {
 				return e.Methods.Failed(c.client, c.m, &backend.Failure{Kind: backend.Moved}), true
 			}
 			round.Carrier = c.resumable.carrier
@@ -252,21 +255,29 @@ func (e *Era) answered(ctx context.Context, c *methods.Client, m *jsonrpc.Messag
 	}
 	// The message's bytes go back to their pool before they are read.
 	reply := exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)}
-	complete, err := e.keepAnswer(ctx, c.Scope, to, reply)
-	if err != nil && !isAway(err) {
-		return
+	// It counts, whatever becomes of the connection it came on.
+	ctx = context.WithoutCancel(ctx)
+	kept, complete, err := e.keepAnswer(ctx, c.Scope, to, reply)
+	if err == nil {
+		reply = kept
 	}
-	if to.edge == e.Edge {
+	// What could not be stored is passed on too: the question may have been asked
+	// while nothing could. Whoever waits for it knows whether it still may.
+	gone := ""
+	switch {
+	case to.edge == e.Edge:
 		e.Pending.Deliver(c.Scope, id, reply)
-		return
+	case e.Peers != nil:
+		_, notReached := e.Peers.Deliver(ctx, to.edge, &millracev1.DeliverRequest{Scope: c.Scope, Id: id, Result: reply.Result, Error: reply.Error})
+		if notReached != nil {
+			gone = to.edge
+		}
 	}
-	if e.Peers == nil {
-		return
-	}
-	_, err = e.Peers.Deliver(ctx, to.edge, &millracev1.DeliverRequest{Scope: c.Scope, Id: id, Result: m.Result, Error: m.Error})
-	if err != nil && complete {
-		// That edge is gone.
-		e.takeOver(ctx, c, to.stream, to.round, to.edge)
+	switch {
+	case err != nil:
+		e.keepLate(ctx, c, to, reply, gone, err)
+	case complete && gone != "":
+		e.takeOver(ctx, c, to.stream, to.round, gone)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,6 +42,8 @@ type stream struct {
 	// value in holds it, and who ends the stream keeps it. No mutex, since what
 	// happens meanwhile waits for the bus.
 	following chan struct{}
+	// checks look now and then what the session subscribes to.
+	checks checks
 
 	// sending guards what follows and the order of messages; it is like
 	// following.
@@ -247,6 +251,13 @@ func (s *streams) of(scope string) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byScope[scope]
+}
+
+// all returns the open streams.
+func (s *streams) all() []*stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.byScope))
 }
 
 // closed forgets a stream that has ended.

@@ -23,10 +23,11 @@ const (
 	followCost = 256
 	// followGap is how long a Follower waits for a frame that is missing, as the
 	// log has a message a moment after it was delivered.
-	followGap = time.Second
-	// followPause is the shortest pause between two readings of the log while a
-	// frame is missing; it doubles.
-	followPause = 5 * time.Millisecond
+	followGap = 2 * time.Second
+	// followPause and followPauses are the shortest and the longest pause between
+	// two readings of the log while a frame is missing, doubling from one to the
+	// other.
+	followPause, followPauses = 5 * time.Millisecond, followGap / 2
 	// followFirst and followQuiet are the shortest and the longest time until
 	// the log is read though nothing seems to be missing, doubling from one to
 	// the other: in a cluster the news of a subscription takes a moment, and
@@ -45,8 +46,8 @@ var errEnough = errors.New("bus: enough")
 // methods may be called concurrently.
 type EventLog interface {
 	// Stored calls yield for each stored message whose subject matches, which
-	// may have wildcards, oldest first, up to the one that is the newest when it
-	// gets there; data belongs to yield. When yield returns an error it stops
+	// may have wildcards, round by round and those of a subject oldest first, up
+	// to the one that is the newest when it gets there; data belongs to yield. When yield returns an error it stops
 	// and returns an error that wraps it.
 	Stored(ctx context.Context, subject string, yield func(subject string, data []byte) error) error
 }
@@ -93,6 +94,7 @@ type Follower struct {
 	gap      place         // of the frame before which something is missing
 	gapSince time.Time     // zero: nothing is
 	gapPause time.Duration
+	gapStays bool   // the log has not had it for long enough
 	queued   *Event // comes next
 
 	mu      sync.Mutex
@@ -308,7 +310,7 @@ func (f *Follower) maySkipLocked(n *followed) bool {
 	if n.stored && (n.round == f.at.Round || f.ended || f.at.Number == 0) {
 		return true
 	}
-	return !f.gapSince.IsZero() && f.gap == n.place && time.Since(f.gapSince) >= followGap
+	return f.gapStays && !f.gapSince.IsZero() && f.gap == n.place
 }
 
 // takeLocked takes the first frame; skipped says that something is missing
@@ -390,8 +392,8 @@ func messageBytes(b []byte) []byte {
 }
 
 // mind does something about a missing frame: it reads the log, at once and then
-// after growing pauses. When that has lasted for long enough, take goes on
-// without it.
+// after growing pauses. When it has had the time to get there and the log could
+// be read and does not have it, take goes on without it.
 func (f *Follower) mind(ctx context.Context) error {
 	f.mu.Lock()
 	var first place
@@ -400,15 +402,20 @@ func (f *Follower) mind(ctx context.Context) error {
 	}
 	f.mu.Unlock()
 	if f.gapSince.IsZero() || f.gap != first {
-		f.gap, f.gapSince, f.gapPause = first, time.Now(), followPause
+		f.gap, f.gapSince, f.gapPause, f.gapStays = first, time.Now(), followPause, false
 		return f.read(ctx)
 	}
 	timer := time.NewTimer(f.gapPause)
 	defer timer.Stop()
-	f.gapPause *= 2
+	f.gapPause = min(2*f.gapPause, followPauses)
 	select {
 	case <-timer.C:
-		return f.read(ctx)
+		waited := time.Since(f.gapSince)
+		if err := f.read(ctx); err != nil {
+			return err
+		}
+		f.gapStays = waited >= followGap
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -330,7 +330,7 @@ func TestFollowGaps(t *testing.T) {
 // next is waited for.
 func TestFollowWaitsForTheLog(t *testing.T) {
 	t.Parallel()
-	for _, late := range []time.Duration{10 * time.Millisecond, 900 * time.Millisecond, 3 * time.Second} {
+	for _, late := range []time.Duration{10 * time.Millisecond, 1900 * time.Millisecond, 5 * time.Second} {
 		t.Run(late.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -359,6 +359,41 @@ func TestFollowWaitsForTheLog(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What is missing while the log cannot be read is not given up, however long that
+// lasts.
+func TestFollowGapWithoutTheLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ns := startNATS(t)
+		log := newMemoryLog(t, connect(t, ns))
+		log.holdBack()
+		p := publisher{t, connect(t, ns)}
+		p.data(1, 1, "a", FlagFirst)
+		p.data(1, 2, "b", 0)
+		p.flush()
+		reader := NewClient(connect(t, ns), ClientConfig{})
+		f := follow(t, reader, log, EventPoint{1, 1})
+		// The log answers, but has not taken in the second one yet.
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if words, _ := following(ctx, f); len(words) > 0 {
+			t.Errorf("events %v", words)
+		}
+		p.data(1, 3, "c", 0)
+		p.flush()
+		down := errors.New("down")
+		log.fail(down)
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+			if e, err := f.Next(within(t)); !errors.Is(err, down) {
+				t.Fatalf("%s %v while the log is down", eventWord(e), err)
+			}
+		}
+		log.fail(nil)
+		log.release()
+		wantEvents(t, f, "1/2:b 1/3:c")
+	})
 }
 
 // A message of which only the log has heard is found, though nothing follows

@@ -702,7 +702,7 @@ type Continuation struct {
 	Edge string `protobuf:"bytes,6,opt,name=edge,proto3" json:"edge,omitempty"`
 	// What the round that waits has asked; absent while one runs.
 	Asked *NeedsInput `protobuf:"bytes,7,opt,name=asked,proto3" json:"asked,omitempty"`
-	// The answers that have come while no edge held the call, by key.
+	// The answers that have come, by key.
 	Responses map[string][]byte `protobuf:"bytes,8,rep,name=responses,proto3" json:"responses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Errors    map[string][]byte `protobuf:"bytes,9,rep,name=errors,proto3" json:"errors,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Who calls, as the edge has verified it. Absent: anonymous.
@@ -713,7 +713,10 @@ type Continuation struct {
 	Baggage     string `protobuf:"bytes,13,opt,name=baggage,proto3" json:"baggage,omitempty"`
 	// The parameters are too large to be kept: those that are there say only what
 	// the call is about, and no further round can be run with them.
-	ParamsCut     bool `protobuf:"varint,14,opt,name=params_cut,json=paramsCut,proto3" json:"params_cut,omitempty"`
+	ParamsCut bool `protobuf:"varint,14,opt,name=params_cut,json=paramsCut,proto3" json:"params_cut,omitempty"`
+	// The edge has all answers and goes on with them: it has begun the next round,
+	// or is gone.
+	Claimed       bool `protobuf:"varint,15,opt,name=claimed,proto3" json:"claimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -846,6 +849,13 @@ func (x *Continuation) GetParamsCut() bool {
 	return false
 }
 
+func (x *Continuation) GetClaimed() bool {
+	if x != nil {
+		return x.Claimed
+	}
+	return false
+}
+
 var File_millrace_v1_peer_proto protoreflect.FileDescriptor
 
 const file_millrace_v1_peer_proto_rawDesc = "" +
@@ -889,7 +899,7 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x03 \x01(\tR\x06holder\"R\n" +
 	"\x13ElicitationComplete\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12%\n" +
-	"\x0eelicitation_id\x18\x02 \x01(\tR\relicitationId\"\x86\x05\n" +
+	"\x0eelicitation_id\x18\x02 \x01(\tR\relicitationId\"\xa0\x05\n" +
 	"\fContinuation\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x16\n" +
@@ -908,7 +918,8 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"traceState\x12\x18\n" +
 	"\abaggage\x18\r \x01(\tR\abaggage\x12\x1d\n" +
 	"\n" +
-	"params_cut\x18\x0e \x01(\bR\tparamsCut\x1a<\n" +
+	"params_cut\x18\x0e \x01(\bR\tparamsCut\x12\x18\n" +
+	"\aclaimed\x18\x0f \x01(\bR\aclaimed\x1a<\n" +
 	"\x0eResponsesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\x1a9\n" +

@@ -303,7 +303,7 @@ func TestAnswerBeforeTheBodyEnds(t *testing.T) {
 			t.Error(err)
 		}
 		body, err := io.ReadAll(r.Body)
-		_, _ = io.WriteString(w, string(body))
+		_, _ = w.Write(body)
 		if err != nil {
 			t.Errorf("the edge read %q and %v", body, err)
 		}

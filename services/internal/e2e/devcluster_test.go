@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -116,6 +117,26 @@ func TestDevCluster(t *testing.T) {
 		if err := syscall.Kill(p.pid, 0); err == nil {
 			t.Errorf("%s is left behind", name)
 		}
+	}
+}
+
+// TestDevClusterUsage: what cannot be started is said before anything is.
+func TestDevClusterUsage(t *testing.T) {
+	t.Parallel()
+	for line, says := range map[string]string{
+		"--worker nobody":     `there is no worker "nobody"`,
+		"--edges 0":           "at least one of each",
+		"--workers -1":        "",
+		"--nats three":        "--nats",
+		"--edge-arg=--nobody": "edge-1 ended before it served",
+	} {
+		t.Run(line, func(t *testing.T) {
+			t.Parallel()
+			r := command(t, "", append([]string{"dev-cluster", "--listen", "127.0.0.1:0"}, strings.Fields(line)...)...)
+			if r.code != 2 && (r.code != 5 || !strings.HasPrefix(line, "--edge-arg")) || !strings.Contains(r.stderr, says) || strings.Contains(r.stdout, "serving") {
+				t.Errorf("ended with %d and said %s%s", r.code, r.stdout, r.stderr)
+			}
+		})
 	}
 }
 
