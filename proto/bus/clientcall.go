@@ -22,7 +22,7 @@ type callOptions struct {
 	maxRecv, maxSend  int
 	waitForReady      bool
 	kept              bool
-	fair              fairKey
+	fair              *fairKey
 	resume            *resumeOptions // nil: the call is not resumable
 	unkept            *bool          // where it goes whether a message is no event, or nil
 }
@@ -124,9 +124,7 @@ type clientCall struct {
 	pushStill int64     // how long the client had stood still then
 	pushes    int
 	target    string // the only instance that may get the push; "": any of the pool
-	queued    bool   // it has waited for a slot
-	waitUntil time.Time
-	waitTimer *time.Timer
+	wait      *wait  // nil until it has to wait for a slot
 	fence     *fence // what became of the push is being asked; else nil
 	retries   int    // how often it was found that nothing had started
 	pushing   bool   // somebody publishes open without the lock, and owns it
@@ -141,11 +139,6 @@ type clientCall struct {
 	out      sender
 	half     bool // HALF_CLOSE follows as soon as the call is accepted
 	in       inbox
-
-	// lane and seat are where the call waits for a slot; without a seat it is
-	// out for a try. The lock of the queue guards them, and not mu.
-	lane *lane
-	seat *seat
 
 	header, trailer metadata.MD
 	headerDone      bool // header is final
@@ -270,7 +263,7 @@ func (call *clientCall) onFrame(f *frame) (taken bool) {
 	}
 	ended := call.ended
 	sender := call.sendWake
-	queued := call.queued && call.accepted && !wasAccepted
+	queued := call.wait != nil && call.accepted && !wasAccepted
 	call.mu.Unlock()
 	if queued {
 		call.cc.queue.leave(call, true)
@@ -314,8 +307,8 @@ func (call *clientCall) takeLocked(f *frame) (owe uint32, err error) {
 		call.sign = call.c.signs.of(f.instance)
 		call.out.avail = int64(f.window) - int64(call.openCost)
 		call.lastPush = time.Time{}
-		if call.waitTimer != nil {
-			call.waitTimer.Stop()
+		if call.wait != nil {
+			call.wait.timer.Stop()
 		}
 		call.dropOpenLocked()
 	}
@@ -384,12 +377,13 @@ func (call *clientCall) stop(err error, leave bool) {
 	} else {
 		call.in.drop()
 	}
-	for _, timer := range []*time.Timer{call.timer, call.waitTimer} {
-		if timer != nil {
-			timer.Stop()
-		}
+	if call.timer != nil {
+		call.timer.Stop()
 	}
-	queued := call.queued && !call.accepted
+	queued := call.wait != nil && !call.accepted
+	if queued {
+		call.wait.timer.Stop()
+	}
 	if !call.headerDone {
 		call.headerDone = true
 		if call.gotHeader != nil {

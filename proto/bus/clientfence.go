@@ -107,16 +107,11 @@ func (call *clientCall) settle(ctx context.Context, fence *fence, pushed time.Ti
 	call.retries++
 	again := call.retries <= fenceRetries
 	// It waits anew, if it has to.
-	call.target, call.firstPush, call.waitUntil = call.cc.instance, time.Now(), time.Time{}
-	if call.waitTimer != nil {
-		call.waitTimer.Stop()
-		call.waitTimer = nil
-	}
-	queued := call.queued
-	call.queued = false
+	call.target, call.firstPush = call.cc.instance, time.Now()
+	queued := call.wait != nil
 	call.mu.Unlock()
 	if queued {
-		call.cc.queue.leave(call, false)
+		call.cc.queue.anew(call)
 	}
 	switch {
 	case !never:

@@ -203,7 +203,7 @@ func (call *clientCall) onBusy(f *frame) {
 		return
 	}
 	call.lastPush = time.Time{}
-	target, queued, pushes, q := call.target, call.queued, call.pushes, call.cc.queue
+	target, queued, pushes, q := call.target, call.wait != nil, call.pushes, call.cc.queue
 	if q == nil || call.c.cfg.WaitBudget < 0 {
 		call.pauseLocked(now)
 		return
@@ -261,7 +261,7 @@ func (call *clientCall) onNoResponders() {
 	}
 	call.lastPush = time.Time{}
 	pushes, since := call.pushes, now.Sub(call.firstPush)
-	offered := call.queued && call.target != ""
+	offered := call.wait != nil && call.target != ""
 	call.mu.Unlock()
 	if offered {
 		// Only the instance that offered is gone.

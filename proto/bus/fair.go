@@ -14,14 +14,14 @@ type fairKey struct{ principal, session string }
 // within a principal its sessions do. Calls without it have one principal in
 // common. The texts may be anything; they stay in this process.
 func Fair(principal, session string) grpc.CallOption {
-	return fairOption{key: fairKey{principal, session}}
+	return fairOption{key: &fairKey{principal, session}}
 }
 
 // fairOption is the option of Fair. Other carriers ignore it.
 type fairOption struct {
 	grpc.EmptyCallOption
 
-	key fairKey
+	key *fairKey
 }
 
 // turns is a queue whose principals take turns, and whose sessions within each
@@ -50,8 +50,11 @@ type seat struct {
 
 // add puts a call at the end of its session, or before everybody if it comes
 // back.
-func (t *turns) add(call *clientCall, key fairKey, back bool) *seat {
+func (t *turns) add(call *clientCall, key *fairKey, back bool) *seat {
 	t.n++
+	if key == nil {
+		key = &fairKey{}
+	}
 	p := &seat{call: call}
 	if back {
 		p.at = t.back.PushBack(p)

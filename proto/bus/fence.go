@@ -161,7 +161,7 @@ func (s *Server) onFence(m *nats.Msg) {
 	k := callKey{caller: s.memory.caller(key, time.Now()), id: id}
 	var running *serverCall
 	for _, call := range s.calls {
-		if call.key == k {
+		if call.key() == k {
 			running = call
 			break
 		}

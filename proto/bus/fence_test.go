@@ -158,7 +158,7 @@ func (r *fenceRun) run(fate func(*rand.Rand, *frame) time.Duration) {
 	})
 	c = startClient(t, conn, ClientConfig{Members: w})
 	actor(t, w.Synced(), w.Run)
-	time.Sleep(syncLimit)
+	<-time.After(syncLimit)
 
 	stop := make(chan struct{})
 	var killer sync.WaitGroup
@@ -186,7 +186,7 @@ func (r *fenceRun) run(fate func(*rand.Rand, *frame) time.Duration) {
 					return
 				}
 				if r.kill {
-					time.Sleep(200 * time.Millisecond)
+					<-time.After(200 * time.Millisecond)
 				}
 				r.call(client, n)
 			}
@@ -195,7 +195,7 @@ func (r *fenceRun) run(fate func(*rand.Rand, *frame) time.Duration) {
 	callers.Wait()
 	close(stop)
 	killer.Wait()
-	time.Sleep(time.Minute) // whatever is late has arrived
+	<-time.After(time.Minute) // whatever is late has arrived
 	r.check()
 }
 

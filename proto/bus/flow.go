@@ -65,19 +65,19 @@ type inbox struct {
 	seq    uint64 // number of the last frame
 	window int    // what the sender was granted
 	maxMsg int
-	server bool // it is that of an instance, for the words of errors
 
 	queue   []message // complete messages, oldest at head
 	head    int
 	first   [1]message // room for the only message of most calls
 	part    message    // the message that is still incomplete
+	total   uint64     // what its first frame said of its size; 0: nothing
 	partial bool
-	unkept  bool   // what is pushed now is no event
-	total   uint64 // what its first frame said of its size; 0: nothing
-
-	used    int  // received and not yet returned
-	owed    int  // returned by the reader and not yet announced
+	unkept  bool // what is pushed now is no event
+	server  bool // it is that of an instance, for the words of errors
 	reading bool // somebody waits for the head of the queue
+
+	used int // received and not yet returned
+	owed int // returned by the reader and not yet announced
 }
 
 // next checks the number of a frame.

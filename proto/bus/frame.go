@@ -87,9 +87,9 @@ type frame struct {
 	timeout, openBy uint64 // microseconds
 	window          uint32
 	attempt, load   uint32
+	fence           uint32
 	epoch           uint64
 	total           uint64
-	fence           uint32
 	limit           []byte
 	method          []byte
 	ctl             []byte

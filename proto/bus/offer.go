@@ -110,6 +110,7 @@ func (c *serverCall) stalled(now time.Time) bool {
 	if deadline, ok := c.ctx.Deadline(); ok && now.Sub(deadline) > stalledAfter {
 		return true
 	}
-	c.stalledAt.CompareAndSwap(0, int64(max(now.Sub(c.s.start), 1)))
-	return now.Sub(c.s.start)-time.Duration(c.stalledAt.Load()) > stalledAfter
+	since := uint32(now.Sub(c.s.start)/stalledAfter) + 1
+	c.stalledAt.CompareAndSwap(0, since)
+	return since-c.stalledAt.Load() > 1
 }

@@ -69,6 +69,16 @@ type lane struct {
 	pace   float64   // mean nanoseconds between two of them
 }
 
+// wait is what a call needs that has to wait for a slot.
+type wait struct {
+	until time.Time
+	timer *time.Timer
+	// lane and seat are where the call waits; without a seat it is out for a try,
+	// without a lane it does neither. The lock of the queue guards them.
+	lane *lane
+	seat *seat
+}
+
 // queue returns the queue of a pool.
 func (c *Client) queue(pool string) *poolQueue {
 	if q, ok := c.queues.Load(pool); ok {
@@ -128,7 +138,8 @@ func (q *poolQueue) join(call *clientCall, limit string, back bool) {
 	now := time.Now()
 	q.mu.Lock()
 	l := q.laneLocked(limit)
-	if old := call.lane; old != nil {
+	if w := call.wait; w != nil && w.lane != nil {
+		old := w.lane
 		q.settledLocked(call)
 		if old != l {
 			q.restLocked(old)
@@ -144,10 +155,13 @@ func (q *poolQueue) join(call *clientCall, limit string, back bool) {
 	if call.pushes == 0 {
 		call.firstPush = now // of a call that waits before its first push
 	}
-	if call.waitUntil.IsZero() {
-		call.waitUntil = call.firstPush.Add(min(q.c.cfg.WaitBudget, call.deadline.Sub(call.firstPush)/4))
+	var until time.Time
+	if call.wait != nil {
+		until = call.wait.until
+	} else {
+		until = call.firstPush.Add(min(q.c.cfg.WaitBudget, call.deadline.Sub(call.firstPush)/4))
 	}
-	left := call.waitUntil.Sub(now)
+	left := until.Sub(now)
 	after := l.estimate(l.n+1, now)
 	if left <= 0 || !back && (l.n >= q.boundLocked(now) || after > left) {
 		waiting := l.n
@@ -157,13 +171,13 @@ func (q *poolQueue) join(call *clientCall, limit string, back bool) {
 		call.fail(overloaded(q.pool, waiting, max(after, q.c.cfg.WaitBudget)))
 		return
 	}
-	call.queued, call.target = true, ""
-	if call.waitTimer == nil {
-		call.waitTimer = time.AfterFunc(left, call.waitedOut)
+	call.target = ""
+	if call.wait == nil {
+		call.wait = &wait{until: until, timer: time.AfterFunc(left, call.waitedOut)}
 	}
 	call.mu.Unlock()
-	call.lane = l
-	call.seat = l.add(call, call.opts.fair, back)
+	call.wait.lane = l
+	call.wait.seat = l.add(call, call.opts.fair, back)
 	q.busyLocked(l, now)
 	q.mu.Unlock()
 }
@@ -172,7 +186,7 @@ func (q *poolQueue) join(call *clientCall, limit string, back bool) {
 func (q *poolQueue) wasIn(call *clientCall, limit string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return call.lane != nil && call.lane.limit == limit
+	return call.wait.lane != nil && call.wait.lane.limit == limit
 }
 
 // laneLocked returns the lane of a limit.
@@ -262,13 +276,13 @@ func (q *poolQueue) takeLocked(l *lane, target string, now time.Time) *clientCal
 		if call == nil {
 			return nil
 		}
-		call.seat = nil
+		call.wait.seat = nil
 		call.mu.Lock()
 		gone := call.ended || call.accepted
 		call.target = target
 		call.mu.Unlock()
 		if gone {
-			call.lane = nil
+			call.wait.lane = nil
 			continue
 		}
 		l.out++
@@ -278,26 +292,38 @@ func (q *poolQueue) takeLocked(l *lane, target string, now time.Time) *clientCal
 
 // settledLocked: the try of a call has an answer, or the call has ended.
 func (q *poolQueue) settledLocked(call *clientCall) {
-	l := call.lane
-	if l == nil {
+	w := call.wait
+	if w == nil || w.lane == nil {
 		return
 	}
-	if call.seat != nil {
-		l.remove(call.seat)
+	if w.seat != nil {
+		w.lane.remove(w.seat)
 	} else {
-		l.out--
+		w.lane.out--
 	}
-	call.lane, call.seat = nil, nil
+	w.lane, w.seat = nil, nil
+}
+
+// anew makes a call, whose try had no answer and did not start it, one that has
+// not waited yet.
+func (q *poolQueue) anew(call *clientCall) {
+	q.leave(call, false)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	call.mu.Lock()
+	defer call.mu.Unlock()
+	call.wait.timer.Stop()
+	call.wait = nil
 }
 
 // leave forgets a call that has ended; got says that it got a slot.
 func (q *poolQueue) leave(call *clientCall, got bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l := call.lane
-	if l == nil {
+	if call.wait == nil || call.wait.lane == nil {
 		return
 	}
+	l := call.wait.lane
 	q.settledLocked(call)
 	if got {
 		l.serve(time.Now())
@@ -390,11 +416,11 @@ func (l *lane) try() {
 func (call *clientCall) waitedOut() {
 	q := call.cc.queue
 	q.mu.Lock()
-	if call.seat == nil {
+	if call.wait == nil || call.wait.seat == nil {
 		q.mu.Unlock()
 		return
 	}
-	l := call.lane
+	l := call.wait.lane
 	waiting, after := l.n, l.estimate(l.n, time.Now())
 	q.settledLocked(call) // from here on nobody can try it any more
 	q.restLocked(l)

@@ -33,7 +33,7 @@ func TestTurns(t *testing.T) {
 		// Principal a has two sessions, of which one calls a lot; b and c call
 		// once or twice.
 		for _, name := range []string{"a1.1", "a1.2", "a1.3", "a1.4", "a2.1", "b1.1", "a1.5", "b1.2", "c1.1"} {
-			seats[name] = q.add(&clientCall{method: name}, fairKey{name[:1], name[:2]}, false)
+			seats[name] = q.add(&clientCall{method: name}, &fairKey{name[:1], name[:2]}, false)
 		}
 		return q, seats
 	}
@@ -50,9 +50,9 @@ func TestTurns(t *testing.T) {
 		q.remove(seats[gone])
 	}
 	for _, back := range []string{"x", "y"} {
-		seats[back] = q.add(&clientCall{method: back}, fairKey{}, true)
+		seats[back] = q.add(&clientCall{method: back}, nil, true)
 	}
-	q.remove(q.add(&clientCall{method: "z"}, fairKey{}, true))
+	q.remove(q.add(&clientCall{method: "z"}, nil, true))
 	if q.n != 6 {
 		t.Errorf("%d calls wait", q.n)
 	}

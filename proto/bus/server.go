@@ -643,8 +643,8 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bo
 		s.busy(m.Reply)
 		return
 	}
-	call.key = callKey{caller: s.memory.caller(caller, now), id: id}
-	if s.memory.isFenced(call.key) {
+	call.callerN, call.callID = s.memory.caller(caller, now), id
+	if s.memory.isFenced(call.key()) {
 		// Its caller has been told that it will not begin here.
 		s.mu.Unlock()
 		call.cancel()
@@ -701,7 +701,7 @@ func (s *Server) done(call *serverCall) {
 	call.leaveSlot()
 	s.mu.Lock()
 	delete(s.calls, call.id)
-	s.memory.ran(call.key)
+	s.memory.ran(call.key())
 	s.used.Store(int32(len(s.calls)))
 	s.mu.Unlock()
 	if s.isWanted() {

@@ -32,7 +32,7 @@ type serverCall struct {
 	id     uint64
 	ctl    string // where the caller's frames arrive
 	reply  string // where the caller is
-	key    callKey
+	callID uint64 // the caller's own id of the call
 	began  time.Time
 
 	ctx     context.Context
@@ -65,12 +65,12 @@ type serverCall struct {
 	held       *buffer // the first message while it waits, else nil
 	prompt     bool    // no message waits
 	window     uint32
+	callerN    uint32        // the number of the caller in the memory of the server
 	events     *serverEvents // nil: the call is not resumable
 
 	// stalledAt is when the context of the handler was first seen to have ended,
-	// since the server was started; 0: not yet.
-	stalledAt atomic.Int64
-
+	// in seconds since the server was started, plus 1; 0: not yet.
+	stalledAt atomic.Uint32
 	// detached: the caller is gone and the call goes on. Set under mu.
 	detached atomic.Bool
 }
@@ -134,6 +134,9 @@ func (c *serverCall) run() {
 	defer func() { c.finish(resp, err) }()
 	resp, err = c.handle(ctx)
 }
+
+// key is the call as its caller names it.
+func (c *serverCall) key() callKey { return callKey{caller: c.callerN, id: c.callID} }
 
 // admit asks ServerConfig.Admit.
 func (c *serverCall) admit(head []byte) bool {

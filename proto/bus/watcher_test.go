@@ -345,27 +345,3 @@ func TestFetchRefusesLies(t *testing.T) {
 		wantCode(t, err, tc.want)
 	}
 }
-
-// A watcher whose process stood still takes nobody for late.
-func TestWatcherThatStoodStill(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		conn := connect(t, startNATS(t))
-		for _, still := range []bool{false, true} {
-			now := time.Now()
-			ctx, cancel := context.WithCancel(t.Context())
-			r := &watcherRun{w: NewWatcher(conn, WatcherConfig{}), ctx: ctx, probes: make(chan probeResult), due: now}
-			if still {
-				r.due = now.Add(-2 * stoodStill)
-			}
-			m := &watched{Member: Member{Instance: "a", Pool: "p"}, seen: now.Add(-2 * lateAfter)}
-			r.members = map[string]*watched{"a": m}
-			r.checkLate(now)
-			if m.probing == still {
-				t.Errorf("stood still: %v, asks whether the instance is there: %v", still, m.probing)
-			}
-			cancel()
-			r.wg.Wait()
-		}
-	})
-}

@@ -58,7 +58,7 @@ func (c *delayConn) write() {
 	for {
 		select {
 		case k := <-c.out:
-			time.Sleep(time.Until(k.at))
+			<-time.After(time.Until(k.at))
 			if _, err := c.Conn.Write(k.data); err != nil {
 				return
 			}
@@ -90,7 +90,7 @@ func (c *delayConn) Read(p []byte) (int, error) {
 		}
 		select {
 		case c.rest = <-c.in:
-			time.Sleep(time.Until(c.rest.at))
+			<-time.After(time.Until(c.rest.at))
 		case <-c.quit:
 			return 0, io.EOF
 		}

@@ -142,7 +142,7 @@ func (s scenario) traffic(call []func(context.Context, time.Duration) error) fig
 			var mine sync.WaitGroup
 			defer mine.Wait()
 			for {
-				time.Sleep(time.Duration(rnd.ExpFloat64() * every * float64(time.Second)))
+				<-time.After(time.Duration(rnd.ExpFloat64() * every * float64(time.Second)))
 				if time.Since(began) > warmUp+s.measure {
 					return
 				}
@@ -219,7 +219,7 @@ type sleeper struct {
 }
 
 func (sleeper) UnaryCall(_ context.Context, req *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
-	time.Sleep(time.Duration(req.GetResponseSize()) * time.Microsecond)
+	<-time.After(time.Duration(req.GetResponseSize()) * time.Microsecond)
 	return &grpc_testing.SimpleResponse{}, nil
 }
 
@@ -272,7 +272,7 @@ func (blind) worker(ctx context.Context, t *testing.T, conn *bus.Conn) {
 				select {
 				case m := <-waiting:
 					us, _ := strconv.Atoi(string(m.Data)) // our own
-					time.Sleep(time.Duration(us) * time.Microsecond)
+					<-time.After(time.Duration(us) * time.Microsecond)
 					if err := m.Respond([]byte("ok")); err != nil {
 						t.Error(err)
 					}
