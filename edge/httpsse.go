@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -68,7 +69,6 @@ func (e *Edge) serveSSE(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(e.draining, func() { cancel(nil) })()
 	cfg := e.sseConfig()
 	cfg.OnError = cancel // who does not read is cut off
 	out := sse.NewWriter(w, cfg)
@@ -106,19 +106,51 @@ type stream struct {
 	ended chan struct{}
 }
 
-// run serves what is posted, in its order, until ctx ends.
+// run serves what is posted, in its order, until ctx ends. When the edge is
+// drained it ends as soon as no request runs: its client has no way back to an
+// answer.
 func (s *stream) run(ctx context.Context) {
 	stop := s.listen(ctx, s.principal)
 	defer stop()
 	defer close(s.ended) // first: nobody is to wait for what stop waits for
+	draining := s.edge.draining.Done()
+	var idle chan struct{} // nil before the edge is drained; closed when no request runs then
 	for {
 		select {
 		case p := <-s.inbox:
+			if idle != nil && p.begins() {
+				s.refuse(p)
+				continue
+			}
 			s.accept(ctx, p)
+		case <-draining:
+			draining, idle = nil, make(chan struct{})
+			go func() {
+				// No request begins any more, and serveSSE waits for those that run.
+				s.running.Wait()
+				close(idle)
+			}()
+		case <-idle:
+			return
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// begins reports whether a packet holds a request, or may hold some.
+func (p *packet) begins() bool {
+	return p.batch || p.err == nil && p.msg.Kind() == jsonrpc.Request
+}
+
+// refuse answers a packet that comes too late. To the requests of a batch, one
+// answer without an id says so.
+func (s *stream) refuse(p packet) {
+	call := &connectionCall{connection: &s.connection}
+	call.answer(exchange.Refused(s.revision(s.peer.Handshake()), 0, p.msg.ID, &jsonrpc.Error{
+		Code: jsonrpc.CodeInternal, Message: "the server is stopping: connect again; nothing was executed",
+		Data: json.RawMessage(`{"reason":"draining"}`),
+	}))
 }
 
 // post hands a packet over and reports whether the connection took it. The

@@ -456,53 +456,73 @@ func (s *system) postTo(at *url.URL, text string, headers ...string) *http.Respo
 
 func TestHTTPSSEEndCancelsItsCalls(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*system, *sseClient){
-		"the client leaves":   func(_ *system, c *sseClient) { c.hangUp() },
-		"the edge is drained": func(s *system, _ *sseClient) { s.edge.Drain() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := start(t, Config{})
-				c := s.handshake("2024-11-05", `{}`)
-				other := s.handshake("2024-11-05", `{}`)
-				c.send(toolCall("1", `{"name":"hang"}`))
-				synctest.Wait()
-				begun := time.Now()
-				end(s, c)
-				for {
-					if _, ok := <-c.events; !ok {
-						break
-					}
-				}
-				time.Sleep(100 * time.Millisecond)
-				if n := s.ran.value(); n != 1 || time.Since(begun) > time.Second {
-					t.Errorf("%d handlers saw their context end after %v, want 1", n, time.Since(begun))
-				}
-				s.edge.streams.mu.Lock()
-				left := len(s.edge.streams.byScope)
-				s.edge.streams.mu.Unlock()
-				if want := map[string]int{"the client leaves": 1}[name]; left != want {
-					t.Errorf("%d connections are left, want %d", left, want)
-				}
-				if status, reply := c.post(toolCall("2", `{"name":"danger"}`)); status != http.StatusNotFound {
-					t.Errorf("POST to what has ended: %d %s", status, reply)
-				}
-				if name == "the client leaves" {
-					other.send(toolCall("1", `{"name":"danger"}`))
-					if got := other.next(); !strings.Contains(got, "done") {
-						t.Errorf("another connection: %s", got)
-					}
-					return
-				}
-				wantMessages(t, "another connection", other.waiting(), "end")
-				resp := c.do(context.Background(), http.MethodGet, "http://localhost/sse", "")
-				if body(t, resp); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
-					t.Errorf("GET while draining: %d %v", resp.StatusCode, resp.Header)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{})
+		c := s.handshake("2024-11-05", `{}`)
+		other := s.handshake("2024-11-05", `{}`)
+		c.send(toolCall("1", `{"name":"hang"}`))
+		synctest.Wait()
+		begun := time.Now()
+		c.hangUp()
+		for {
+			if _, ok := <-c.events; !ok {
+				break
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+		if n := s.ran.value(); n != 1 || time.Since(begun) > time.Second {
+			t.Errorf("%d handlers saw their context end after %v, want 1", n, time.Since(begun))
+		}
+		s.edge.streams.mu.Lock()
+		left := len(s.edge.streams.byScope)
+		s.edge.streams.mu.Unlock()
+		if left != 1 {
+			t.Errorf("%d connections are left, want 1", left)
+		}
+		if status, reply := c.post(toolCall("2", `{"name":"danger"}`)); status != http.StatusNotFound {
+			t.Errorf("POST to what has ended: %d %s", status, reply)
+		}
+		other.send(toolCall("1", `{"name":"danger"}`))
+		if got := other.next(); !strings.Contains(got, "done") {
+			t.Errorf("another connection: %s", got)
+		}
+	})
+}
+
+// TestHTTPSSEDrain: of an edge that is drained, connections that wait end at once,
+// and one with a call when that has its answer; meanwhile no other call begins.
+func TestHTTPSSEDrain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, Config{})
+		waiting := s.handshake("2024-11-05", `{}`)
+		c := s.handshake("2024-11-05", `{"elicitation":{}}`)
+		c.send(toolCall("1", `{"name":"count","arguments":{"n":2,"delay_ms":1000}}`))
+		synctest.Wait()
+		s.edge.Drain()
+		wantMessages(t, "a connection that waits", waiting.waiting(), "end")
+		if got := c.waiting(); len(got) != 0 {
+			t.Errorf("the connection with the call says %q", got)
+		}
+		c.send(toolCall("2", `{"name":"danger"}`))
+		if got := c.next(); !strings.Contains(got, `"id":2`) || !strings.Contains(got, `"reason":"draining"`) || s.ran.value() != 0 {
+			t.Errorf("a call that comes too late, executed %d times: %s", s.ran.value(), got)
+		}
+		c.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":99}}`)
+		if got := c.next(); !strings.Contains(got, `"id":1`) || !strings.Contains(got, "counted") {
+			t.Errorf("the call that ran: %s", got)
+		}
+		if ev, ok := <-c.events; ok {
+			t.Errorf("the connection goes on with %s", ev.Data)
+		}
+		if status, reply := c.post(toolCall("3", `{"name":"danger"}`)); status != http.StatusNotFound {
+			t.Errorf("POST to what has ended: %d %s", status, reply)
+		}
+		resp := c.do(context.Background(), http.MethodGet, "http://localhost/sse", "")
+		if body(t, resp); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+			t.Errorf("GET while draining: %d %v", resp.StatusCode, resp.Header)
+		}
+	})
 }
 
 // TestHTTPSSEClientThatDoesNotRead: what waits for it is bounded, and it is cut

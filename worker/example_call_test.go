@@ -253,7 +253,7 @@ func (*countedCalls) HandleConn(context.Context, stats.ConnStats) {}
 func ExampleWorker_UseStats() {
 	w := worker.New(worker.Config{Pool: "measured"})
 	w.UseStats(&countedCalls{})
-	var load worker.Load = w.Load() // nothing, as the worker does not run
+	load := w.Load() // nothing, as the worker does not run
 	fmt.Println(w.Pool(), load.Slots, load.Used, load.Refused)
 	// Output:
 	// measured 0 0 0

@@ -93,11 +93,14 @@ func (h *rpcStats) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.C
 	if len(method) > 0 && method[0] == '/' {
 		method = method[1:]
 	}
-	ctx, span := h.t.tracer.Start(ctx, method, trace.WithSpanKind(kind), trace.WithAttributes(
-		attribute.String("rpc.system.name", "grpc"),
-		attribute.String("rpc.method", method),
-		attribute.String("network.protocol.name", "nats"),
-	))
+	ctx, span := h.t.tracer.Start(ctx, method, trace.WithSpanKind(kind))
+	if span.IsRecording() {
+		span.SetAttributes(
+			attribute.String("rpc.system.name", "grpc"),
+			attribute.String("rpc.method", method),
+			attribute.String("network.protocol.name", "nats"),
+		)
+	}
 	if h.client {
 		if out == nil {
 			out = metadata.MD{}
@@ -122,7 +125,7 @@ func (h *rpcStats) HandleRPC(ctx context.Context, event stats.RPCStats) {
 		}
 	}
 	span, ok := ctx.Value(spanKey{h}).(trace.Span)
-	if !ok {
+	if !ok || !span.IsRecording() {
 		return
 	}
 	span.SetAttributes(attribute.String("rpc.response.status_code", statusCode(code)))
@@ -193,7 +196,10 @@ func (t *Telemetry) around(pool string) func(worker.Handler) worker.Handler {
 			began := time.Now()
 			var span trace.Span
 			if t.provider != nil {
-				ctx, span = t.tracer.Start(ctx, handlerSpan(call), trace.WithAttributes(handlerAttributes(pool, call)...))
+				ctx, span = t.tracer.Start(ctx, handlerSpan(call))
+				if span.IsRecording() {
+					span.SetAttributes(handlerAttributes(pool, call)...)
+				}
 			}
 			err := next(ctx, call)
 			outcome := call.Outcome(err)
@@ -202,7 +208,7 @@ func (t *Telemetry) around(pool string) func(worker.Handler) worker.Handler {
 				t.metrics.workerCalls.WithLabelValues(pool, method, string(outcome)).Inc()
 				t.metrics.workerTimes.WithLabelValues(pool, method).Observe(time.Since(began).Seconds())
 			}
-			if span != nil {
+			if span != nil && span.IsRecording() {
 				endHandler(span, outcome, err)
 			}
 			return err

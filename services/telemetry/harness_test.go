@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -43,7 +44,7 @@ type receiver struct {
 	changed chan struct{}     // closed and replaced when spans come
 }
 
-func newReceiver(t *testing.T) *receiver {
+func newReceiver(t testing.TB) *receiver {
 	t.Helper()
 	r := &receiver{service: map[string]string{}, changed: make(chan struct{})}
 	over := grpc.NewServer()
@@ -116,16 +117,13 @@ func (r *receiver) all() []*tracev1.Span {
 // system is a whole Millrace that is measured: the edge and the worker each by a
 // Telemetry of its own, as processes are.
 type system struct {
-	t            *testing.T
-	edge         *edge.Edge
-	handler      http.Handler
-	edgeT        *Telemetry
-	workerT      *Telemetry
-	stop         func() // of everything, in the order of a process
-	log          *lockedBuffer
-	worker       *worker.Worker
-	stopWorker   func()
-	workerServer *bus.Conn
+	t       testing.TB
+	edge    *edge.Edge
+	handler http.Handler
+	edgeT   *Telemetry
+	workerT *Telemetry
+	stop    func() // of everything, in the order of a process
+	log     *lockedBuffer
 }
 
 // lockedBuffer is a log.
@@ -148,12 +146,16 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-func start(t *testing.T, cfg Config) *system {
+func start(t testing.TB, cfg Config) *system {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s := &system{t: t, log: &lockedBuffer{}}
-	log := slog.New(LogHandler(slog.NewJSONHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	level := slog.LevelDebug
+	if _, ok := t.(*testing.B); ok {
+		level = slog.LevelWarn
+	}
+	log := slog.New(LogHandler(slog.NewJSONHandler(s.log, &slog.HandlerOptions{Level: level})))
 	nats, err := localnats.Start(localnats.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -178,10 +180,9 @@ func start(t *testing.T, cfg Config) *system {
 	}
 	s.edgeT, s.workerT = measure("edge"), measure("worker")
 
-	s.worker = fixture()
-	s.workerServer = connect("worker")
-	s.workerT.AddWorker(s.worker)
-	s.workerT.AddConn("worker", s.workerServer)
+	w, workerConn := fixture(), connect("worker")
+	s.workerT.AddWorker(w)
+	s.workerT.AddConn("worker", workerConn)
 
 	edgeConn := connect("edge")
 	ec := edge.Config{
@@ -196,10 +197,9 @@ func start(t *testing.T, cfg Config) *system {
 	s.edgeT.AddPart("edge", s.edge.Ready)
 	s.handler = s.edge.Handler()
 
-	s.stopWorker = run(t, "worker", func(ctx context.Context) error { return s.worker.Run(ctx, s.workerServer) })
 	stops := []func(){
 		run(t, "edge", s.edge.Run),
-		s.stopWorker,
+		run(t, "worker", func(ctx context.Context) error { return w.Run(ctx, workerConn) }),
 		run(t, "edge telemetry", func(ctx context.Context) error { return s.edgeT.Run(ctx, nil) }),
 		run(t, "worker telemetry", func(ctx context.Context) error { return s.workerT.Run(ctx, nil) }),
 	}
@@ -216,7 +216,7 @@ func start(t *testing.T, cfg Config) *system {
 }
 
 // run runs an actor until stop or the end of the test.
-func run(t *testing.T, name string, actor func(context.Context) error) (stop func()) {
+func run(t testing.TB, name string, actor func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1) // one result
@@ -241,6 +241,9 @@ func fixture() *worker.Worker {
 	) (string, error) {
 		call.Progress(1, 2, "half")
 		return "added", nil
+	})
+	worker.AddTool(w, worker.Tool{Name: "quick", Description: "Does nothing."}, func(context.Context, *worker.Call, none) (string, error) {
+		return "done", nil
 	})
 	worker.AddTool(w, worker.Tool{Name: "fail", Description: "Fails."}, func(context.Context, *worker.Call, none) (string, error) {
 		return "", errors.New("the file is locked")
@@ -292,9 +295,7 @@ func message(modern bool, method string, params, meta map[string]any) string {
 		all[mcp.MetaProtocolVersion] = mcp.Modern().Date
 		all[mcp.MetaClientCapabilities] = map[string]any{}
 	}
-	for key, value := range meta {
-		all[key] = value
-	}
+	maps.Copy(all, meta)
 	if params == nil {
 		params = map[string]any{}
 	}

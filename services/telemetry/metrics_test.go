@@ -93,7 +93,7 @@ func TestMetrics(t *testing.T) {
 		`millrace_pool_calls_running{pool="fixture"}`:                                    "0",
 		`millrace_pool_instances{pool="fixture",state="ready"}`:                          "1",
 		`millrace_pool_slots{pool="fixture"}`:                                            "64",
-		`millrace_catalog_items{kind="tool"}`:                                            "3",
+		`millrace_catalog_items{kind="tool"}`:                                            "4",
 		`millrace_catalog_conflicts`:                                                     "0",
 		`millrace_catalog_ready`:                                                         "1",
 		`millrace_bus_connected{connection="edge"}`:                                      "1",

@@ -259,9 +259,12 @@ func (t *Telemetry) begin(ctx context.Context, m *edge.Message, method string) (
 			meta[key] = v
 		}
 	}
-	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attributesOf(m)...)}
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer)}
 	hop := trace.SpanContextFromContext(propagator.Extract(context.Background(), propagation.HeaderCarrier(m.Request.Header)))
-	parent := trace.SpanContextFromContext(propagator.Extract(context.Background(), meta))
+	var parent trace.SpanContext
+	if len(meta) > 0 {
+		parent = trace.SpanContextFromContext(propagator.Extract(context.Background(), meta))
+	}
 	switch {
 	case parent.IsValid() && hop.IsValid() && !parent.Equal(hop):
 		options = append(options, trace.WithLinks(trace.Link{SpanContext: hop}))
@@ -278,7 +281,11 @@ func (t *Telemetry) begin(ctx context.Context, m *edge.Message, method string) (
 	if subject := m.Tool + m.Prompt; subject != "" { // one of them at most
 		name += " " + subject
 	}
-	return t.tracer.Start(ctx, name, options...)
+	ctx, span := t.tracer.Start(ctx, name, options...) //nolint:spancheck // the end of the message ends it
+	if span.IsRecording() {
+		span.SetAttributes(attributesOf(m)...)
+	}
+	return ctx, span //nolint:spancheck // as above
 }
 
 // attributesOf are those of the semantic conventions for MCP that are known
@@ -323,6 +330,10 @@ func attributesOf(m *edge.Message) []attribute.KeyValue {
 
 // endSpan says how a message ended.
 func (r *request) endSpan(a *exchange.Answer, rev *mcp.Revision, outcome string, last *called) {
+	defer r.span.End()
+	if !r.span.IsRecording() {
+		return
+	}
 	if rev != nil {
 		r.span.SetAttributes(attribute.String("mcp.protocol.version", rev.Date))
 	}
@@ -341,7 +352,6 @@ func (r *request) endSpan(a *exchange.Answer, rev *mcp.Revision, outcome string,
 			r.span.SetStatus(codes.Error, outcome)
 		}
 	}
-	r.span.End()
 }
 
 // cut bounds what a client wrote, and makes it text.

@@ -47,12 +47,10 @@ type Telemetry struct {
 	metrics  *metrics                 // nil: nothing is counted
 	provider *sdktrace.TracerProvider // nil: nothing is traced
 	tracer   trace.Tracer
-	began    time.Time
 
 	mu       sync.Mutex
 	stopping bool
 	parts    []part
-	rejected map[int]bool
 }
 
 // part is a part of the process that may be ready or not.
@@ -64,7 +62,7 @@ type part struct {
 // New returns a Telemetry. It connects to nothing before there is something to
 // export.
 func New(ctx context.Context, cfg Config) (*Telemetry, error) {
-	t := &Telemetry{cfg: cfg, log: cfg.Logger, tracer: noop.NewTracerProvider().Tracer(scope), began: time.Now()}
+	t := &Telemetry{cfg: cfg, log: cfg.Logger, tracer: noop.NewTracerProvider().Tracer(scope)}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)
 	}

@@ -191,6 +191,25 @@ func TestDrainOfAnEdge(t *testing.T) {
 	}
 }
 
+// TestDrainIsBounded: a call that does not end is cut off, and the process ends
+// well.
+func TestDrainIsBounded(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	start(t, "everything", "--nats", c.nats).log(`msg="worker serves"`)
+	s := serve(t, "edge", "--nats", c.nats, "--wait-for", "everything")
+	body, header := modern("tools/call", "hold", `"name":"hold","arguments":{"name":"for ever"}`)
+	call := newStream(t, postStream(t, s.url, body, header))
+	if got := call.next(); !strings.Contains(got, "notifications/progress") {
+		t.Fatalf("the call does not run: %s", got)
+	}
+	s.signal(syscall.SIGTERM)
+	if code := s.exitCode(); code != 0 {
+		t.Errorf("ended with %d", code)
+	}
+	s.log("calls cut off")
+}
+
 // TestDrainOfAWorker: a worker that is told to stop is unready first, lets its
 // calls end, and exports what it has seen of them last.
 func TestDrainOfAWorker(t *testing.T) {
