@@ -281,11 +281,11 @@ func (t *Telemetry) begin(ctx context.Context, m *edge.Message, method string) (
 	if subject := m.Tool + m.Prompt; subject != "" { // one of them at most
 		name += " " + subject
 	}
-	ctx, span := t.tracer.Start(ctx, name, options...) //nolint:spancheck // the end of the message ends it
+	ctx, span := t.tracer.Start(ctx, name, options...)
 	if span.IsRecording() {
 		span.SetAttributes(attributesOf(m)...)
 	}
-	return ctx, span //nolint:spancheck // as above
+	return ctx, span
 }
 
 // attributesOf are those of the semantic conventions for MCP that are known
