@@ -126,6 +126,39 @@ func TestAShortCallIsOneMessageEachWay(t *testing.T) {
 	})
 }
 
+// A message that is not the outcome does not wait for it.
+func TestSendNow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ns := startNATS(t)
+		var sent time.Time // read when the call is over
+		startServer(t, connect(t, ns), ServerConfig{}, outputService{output: func(_ *outputRequest, s outputServer) error {
+			SendNow(s.Context())
+			say(t, s, "a")
+			sent = time.Now()
+			time.Sleep(holdDelay / 2)
+			return nil
+		}})
+		c := startClient(t, connect(t, ns), ClientConfig{})
+		w := tap(t, connect(t, ns), "rpc", "e", "i")
+		stream := must[grpc.ServerStreamingClient[outputResponse]](t)(
+			grpc_testing.NewTestServiceClient(c.Pool("test")).StreamingOutputCall(within(t), &outputRequest{}))
+		must[*outputResponse](t)(stream.Recv())
+		heard := time.Now()
+		if _, err := stream.Recv(); err != io.EOF {
+			t.Error(err)
+		}
+		if !heard.Equal(sent) {
+			t.Errorf("it was heard %v after it was sent", heard.Sub(sent))
+		}
+		synctest.Wait()
+		if got := w.kinds(); got != "OPEN DATA+ACCEPT END" {
+			t.Errorf("frames %s", got)
+		}
+	})
+	SendNow(t.Context()) // outside of a call
+}
+
 func TestASlowCallIsAcceptedBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

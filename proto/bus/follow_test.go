@@ -163,6 +163,46 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// Ready has what is there already, in order with Next, and never waits.
+func TestFollowReady(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ns := startNATS(t)
+		conn := connect(t, ns)
+		log := newMemoryLog(t, connect(t, ns))
+		f := follow(t, NewClient(connect(t, ns), ClientConfig{}), log, EventPoint{})
+		ready := func(want string) {
+			t.Helper()
+			got := ""
+			if e, ok := f.Ready(); ok {
+				got = eventWord(e)
+			}
+			if got != want {
+				t.Errorf("ready is %q, not %q", got, want)
+			}
+		}
+		ready("")
+		p := publisher{t, conn}
+		p.data(1, 1, "a", FlagFirst)
+		p.data(1, 2, "b", 0)
+		p.data(1, 3, "c", FlagMore) // a part
+		p.flush()
+		synctest.Wait()
+		if e, err := f.Next(within(t)); err != nil || eventWord(e) != "1/1:a" {
+			t.Errorf("next is %s, %v", eventWord(e), err)
+		}
+		ready("1/2:b")
+		ready("")
+		p.data(1, 4, "d", FlagRest)
+		p.end(1, 5, 0)
+		p.flush()
+		synctest.Wait()
+		ready("1/3:cd")
+		ready("1/5!end")
+		ready("")
+	})
+}
+
 // Frames that are missing are looked for, and left out when they cannot be found.
 func TestFollowGaps(t *testing.T) {
 	t.Parallel()
