@@ -205,7 +205,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		Records: session.NewRecords(store, session.RecordsConfig{MaxAge: cfg.SessionMaxAge, Logger: cfg.Logger}),
 		Pending: &exchange.Pending{}, AskTimeout: cfg.AskTimeout,
 		Changes: changes, Draining: e.draining, Stopping: e.stopping,
-		Edge: e.client.ID(), Routes: ring,
+		Edge: e.client.ID(), Routes: ring, Logger: cfg.Logger,
 	}
 	if streams := cfg.Streams; streams != nil {
 		sessions.Resumption = &legacy.Resumption{

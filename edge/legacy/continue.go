@@ -334,8 +334,9 @@ func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Conti
 		return
 	}
 	resume := &millracev1.Resume{State: kept.GetAsked().GetState(), Responses: kept.GetResponses(), Errors: kept.GetErrors()}
-	e.runCall(context.Background(), &call{client: &c, m: &m, out: r, stream: stream, resumable: r},
-		&methods.Round{Resume: resume, Instance: kept.GetAsked().GetInstance()})
+	running := &call{client: &c, m: &m, out: r, stream: stream, resumable: r}
+	round := &methods.Round{Resume: resume, Instance: kept.GetAsked().GetInstance()}
+	e.guard(m.ID, func() exchange.Answer { return e.runCall(context.Background(), running, round) })
 }
 
 // keptMessage is the request of a continuation.

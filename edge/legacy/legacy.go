@@ -10,6 +10,7 @@ package legacy
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -55,6 +56,9 @@ type Era struct {
 
 	// Resumption makes the streams of calls resumable; nil: they are not.
 	Resumption *Resumption
+
+	// Logger reports faults of ours; nil discards.
+	Logger *slog.Logger
 
 	streams     streams
 	connections connections

@@ -43,7 +43,15 @@ const lostWithin = 5 * time.Second
 // is gone when this one waits.
 func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.Stream) exchange.Answer {
 	opened := make(chan *listening, 1) // one result, never blocks
-	go func() { opened <- e.listen(ctx, req, out) }()
+	go func() {
+		var l *listening
+		answer := e.guard(nil, func() exchange.Answer { l = e.listen(ctx, req, out); return exchange.Answer{} })
+		if answer.Body != nil { // and l is nil
+			answer.Status = http.StatusInternalServerError
+			l = &listening{refusal: &answer}
+		}
+		opened <- l
+	}()
 	l := <-opened
 	defer l.close()
 	if l.refusal != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -47,7 +48,7 @@ func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Messa
 	running.out, running.resumable = r, r
 	// The connection may end before the call does.
 	answered := make(chan exchange.Answer, 1) // one answer, so it never blocks
-	e.running.Go(func() { answered <- e.runCall(ctx, running, &methods.Round{}) })
+	e.running.Go(func() { answered <- e.guard(m.ID, func() exchange.Answer { return e.runCall(ctx, running, &methods.Round{}) }) })
 	key := streamKey{c.Scope, r.stream}
 	e.connections.take(key, &r.connection)
 	defer e.connections.release(key, &r.connection)
@@ -74,6 +75,22 @@ func (e *Era) leave() {
 	for _, r := range e.connections.calls() {
 		e.running.Go(func() { r.Leave(0) }) // a client may be slow, and the others wait for no one
 	}
+}
+
+// guard runs f on a goroutine of its own. A fault of ours ends this request, as it
+// does on the goroutines of the HTTP server, and not the process.
+func (e *Era) guard(id []byte, f func() exchange.Answer) (answer exchange.Answer) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if e.Logger != nil {
+			e.Logger.Error("a request panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+		answer = exchange.Failed(id, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"})
+	}()
+	return f()
 }
 
 // runCall runs a request from a round on. The answer is Withheld when the client
