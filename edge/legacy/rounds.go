@@ -48,7 +48,9 @@ func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Messa
 	running.out, running.resumable = r, r
 	// The connection may end before the call does.
 	answered := make(chan exchange.Answer, 1) // one answer, so it never blocks
-	e.running.Go(func() { answered <- e.guard(m.ID, func() exchange.Answer { return e.runCall(ctx, running, &methods.Round{}) }) })
+	e.running.Go(func() {
+		answered <- e.guard(m.ID, func() exchange.Answer { return e.runCall(ctx, running, &methods.Round{}) })
+	})
 	key := streamKey{c.Scope, r.stream}
 	e.connections.take(key, &r.connection)
 	defer e.connections.release(key, &r.connection)
