@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -248,4 +249,64 @@ func TestAnswerWhileTheStoreIsAway(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestQuestionIsStoredBeforeItIsSentAgain: the edge that asked is gone and has not
+// stored it, and the one that sends it instead cannot for a while.
+func TestQuestionIsStoredBeforeItIsSentAgain(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, Config{})
+	askMany(t, c)
+	asking := c.nodes[0].edge.sessions.Resumption
+	asking.Calls = &awayCalls{CallStore: asking.Calls, away: func(kept *millracev1.Continuation) bool { return kept.GetAsked() != nil }}
+	var reads atomic.Int32
+	resuming := c.nodes[2].edge.sessions.Resumption
+	resuming.Calls = &awayCalls{CallStore: resuming.Calls, away: func(kept *millracev1.Continuation) bool {
+		n := reads.Add(1) // the first one is of who comes back
+		return kept == nil && 1 < n && n < 10
+	}}
+	session := c.session("2025-11-25", `{"elicitation":{}}`)
+	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ask-many"}}`, session)
+	ev := call.next()
+	c.nodes[0].kill()
+	parts := strings.Split(ev.ID, ".")
+	resumed := c.nodes[2].resume(session, strings.Join(append(parts[:3], "0", "0"), "."))
+	for range 3 {
+		id, _ := request(t, string(resumed.next().Data), "elicitation/create")
+		if kept, _, err := c.nodes[1].store.Call(context.Background(), scopeOf(t, session), parts[0]); err != nil || kept.GetAsked() == nil {
+			t.Errorf("sent and not stored: %v", err)
+		}
+		c.nodes[1].respond(session, answerTo(id, "Ala"))
+	}
+	resumed.message("Ala and Ala and Ala", `"id":7`)
+	resumed.end()
+}
+
+// TestAnswerSentAgainRunsNothingTwice: the edge that asked could not store that it
+// goes on, has done so, and is gone; the client, which was not told that its answer
+// was taken, sends it again.
+func TestAnswerSentAgainRunsNothingTwice(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, Config{})
+	asking := c.nodes[0].edge.sessions.Resumption
+	asking.Calls = &awayCalls{CallStore: asking.Calls, away: func(kept *millracev1.Continuation) bool { return kept.GetClaimed() || kept.GetRound() > 1 }}
+	session := c.session("2025-11-25", `{"elicitation":{},"roots":{}}`)
+	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ask"}}`, session)
+	ev := call.next()
+	id, _ := request(t, string(ev.Data), "elicitation/create")
+	c.nodes[1].respond(session, answerTo(id, "Ala"))
+	roots, _ := request(t, string(call.next().Data), "roots/list")
+	c.nodes[0].kill()
+	c.nodes[1].respond(session, answerTo(id, "Ala"))
+	c.nodes[1].edge.sessions.Wait() // whatever it has begun
+	if n := c.ran.value(); n != 1 {
+		t.Errorf("the step after the answer ran %d times", n)
+	}
+	resumed := c.nodes[2].resume(session, ev.ID)
+	if again, _ := request(t, string(resumed.next().Data), "roots/list"); again != roots {
+		t.Errorf("the question has the id %q now, it was %q", again, roots)
+	}
+	c.nodes[1].respond(session, `{"jsonrpc":"2.0","id":"`+roots+`","result":{"roots":[{"uri":"file:///a"}]}}`)
+	resumed.message("Ala with 1 roots", `"id":7`)
+	resumed.end()
 }

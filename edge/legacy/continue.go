@@ -31,6 +31,9 @@ const (
 	latePatience, latePause, maxLate = time.Minute, 500 * time.Millisecond, 1000
 	// askedWait is how long the edge of a call may take to store what it asks.
 	askedWait = time.Second
+	// askedAway is how long a question waits for a store that is away: an answer
+	// that comes before would be lost with the edge that has the call.
+	askedAway = 5 * time.Second
 )
 
 // errOvertaken ends a call that another edge goes on with.
@@ -183,10 +186,12 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 	for begun := time.Now(); ; {
 		var err error
 		kept, _, err = e.Resumption.Calls.Call(ctx, scope, stream)
-		if err != nil || kept.GetRound() > round || kept.GetRound() == round && kept.GetAsked() != nil {
-			break // without a store: ask again rather than never
-		}
-		if time.Since(begun) > askedWait || gone() {
+		waited, settled := time.Since(begun), false
+		switch {
+		case errors.Is(err, session.ErrUnavailable) && waited < askedAway: // an answer could be stored by nobody
+		case err != nil, kept.GetRound() > round, kept.GetRound() == round && kept.GetAsked() != nil:
+			settled = true // without a store: ask again rather than never
+		case waited > askedWait, gone():
 			kept, err = rewrite(ctx, e.Resumption.Calls, scope, stream, func(c *millracev1.Continuation) error {
 				if c.GetRound() > round || c.GetRound() == round && c.GetAsked() != nil {
 					return errOvertaken
@@ -194,9 +199,10 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 				c.Round, c.Asked, c.Responses, c.Errors, c.Claimed = round, needs, nil, nil, false
 				return nil
 			})
-			if err == nil || errors.Is(err, errOvertaken) {
-				break
-			}
+			settled = err == nil || errors.Is(err, errOvertaken)
+		}
+		if settled {
+			break
 		}
 		pause := time.NewTimer(20 * time.Millisecond)
 		select {
@@ -221,7 +227,7 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 // keepAnswer stores a client's answer, before the client is told that it was
 // taken: then it is not lost with the edge that has the call. kept is the answer
 // that counts, an earlier one if there is: whoever stored that may be gone before it
-// has passed it on. complete reports that the round has all answers. errOvertaken:
+// has passed it on. complete reports that it was the last one of its round. errOvertaken:
 // nobody waits for it. errNotAsked: nobody has stored the question yet.
 func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply exchange.Reply) (kept exchange.Reply, complete bool, err error) {
 	if e.Resumption == nil {
@@ -238,8 +244,10 @@ func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply excha
 		key := keys[r.index]
 		result, answered := c.GetResponses()[key]
 		refusal, failed := c.GetErrors()[key]
-		complete, kept = isAnswered(c), reply
+		kept = reply
 		if answered || failed {
+			// Whoever stored that has passed it on, or is gone, and then who
+			// follows the call goes on.
 			kept = exchange.Reply{Result: result, Error: refusal}
 			return errKept
 		}
@@ -260,11 +268,11 @@ func (e *Era) keepAnswer(ctx context.Context, scope string, r route, reply excha
 // keepLate stores an answer that could not be stored when it came, as err says: its
 // client will not send it again, and the edge that waits for it, if there is one, may
 // be gone the next moment. The client waits for that a little, and then it goes on
-// without. gone is the edge that asked if it could not be reached, else empty.
-func (e *Era) keepLate(ctx context.Context, client *methods.Client, r route, reply exchange.Reply, gone string, err error) {
+// without. gone: the edge that asked could not be reached.
+func (e *Era) keepLate(ctx context.Context, scope string, r route, reply exchange.Reply, gone bool, err error) {
 	// As long as its edge is there nobody else needs what nobody has asked.
 	open := func() bool {
-		return errors.Is(err, session.ErrUnavailable) || gone != "" && errors.Is(err, errNotAsked)
+		return errors.Is(err, session.ErrUnavailable) || gone && errors.Is(err, errNotAsked)
 	}
 	try := func(ctx context.Context, patience, pause time.Duration) {
 		ctx, cancel := context.WithTimeout(ctx, patience)
@@ -280,15 +288,12 @@ func (e *Era) keepLate(ctx context.Context, client *methods.Client, r route, rep
 				timer.Stop()
 				return
 			}
-			var complete bool
-			if _, complete, err = e.keepAnswer(ctx, client.Scope, r, reply); err == nil && complete {
-				e.takeOver(ctx, client, r.stream, r.round, gone)
-			}
+			// If nobody goes on, whoever follows the call does, and finds out
+			// before whether somebody has.
+			_, _, err = e.keepAnswer(ctx, scope, r, reply)
 		}
 	}
-	if errors.Is(err, session.ErrUnavailable) {
-		try(ctx, keepWait, keepWait/8)
-	}
+	try(ctx, keepWait, keepWait/8)
 	if !open() {
 		return
 	}

@@ -468,7 +468,7 @@ func (s *events) lost(ctx context.Context) *jsonrpc.Error {
 	s.suspected = false
 	fail := func(reason, message string) *jsonrpc.Error {
 		if !suspected {
-			s.suspected = true
+			s.suspect()
 			return nil
 		}
 		return &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: message, Data: []byte(`{"reason":"` + reason + `"}`)}
@@ -481,10 +481,12 @@ func (s *events) lost(ctx context.Context) *jsonrpc.Error {
 		switch {
 		case err == nil && alive(kept.GetEdge()):
 		case err == nil && isAnswered(kept) && silent > beginWait:
-			if s.suspected = !suspected; suspected {
-				s.era.takeOver(ctx, s.client, s.stream, s.settled, "")
-				s.heard = time.Now()
+			if !suspected {
+				s.suspect()
+				return nil
 			}
+			s.era.takeOver(ctx, s.client, s.stream, s.settled, "")
+			s.heard = time.Now()
 		case silent > s.era.askTimeout():
 			return fail("no_input", "the client did not answer within "+s.era.askTimeout().String())
 		}
@@ -499,6 +501,13 @@ func (s *events) lost(ctx context.Context) *jsonrpc.Error {
 		return fail("timeout", "the worker gave no result or progress within "+timeout.String()+"; the call was cancelled")
 	}
 	return nil
+}
+
+// suspect notes that the call seems to be lost, until the log has been read: what is
+// there may say otherwise.
+func (s *events) suspect() {
+	s.suspected = true
+	s.follower.Refresh()
 }
 
 // instance is the id in the address of a call.

@@ -282,21 +282,19 @@ func (e *Era) answered(ctx context.Context, c *methods.Client, m *jsonrpc.Messag
 	}
 	// What could not be stored is passed on too: the question may have been asked
 	// while nothing could. Whoever waits for it knows whether it still may.
-	gone := ""
+	gone := false
 	switch {
 	case to.edge == e.Edge:
 		e.Pending.Deliver(c.Scope, id, reply)
 	case e.Peers != nil:
 		_, notReached := e.Peers.Deliver(ctx, to.edge, &millracev1.DeliverRequest{Scope: c.Scope, Id: id, Result: reply.Result, Error: reply.Error})
-		if notReached != nil {
-			gone = to.edge
-		}
+		gone = notReached != nil
 	}
 	switch {
 	case err != nil:
-		e.keepLate(ctx, c, to, reply, gone, err)
-	case complete && gone != "":
-		e.takeOver(ctx, c, to.stream, to.round, gone)
+		e.keepLate(ctx, c.Scope, to, reply, gone, err)
+	case complete && gone:
+		e.takeOver(ctx, c, to.stream, to.round, to.edge)
 	}
 }
 

@@ -466,6 +466,10 @@ func (f *Follower) read(ctx context.Context) error {
 	return nil
 }
 
+// Refresh makes the next Next read the log before it waits: what that does not return
+// was not sent, as far as the log knows. It may be called from any goroutine.
+func (f *Follower) Refresh() { f.miss() }
+
 // miss makes Next read the log.
 func (f *Follower) miss() {
 	f.mu.Lock()
