@@ -81,9 +81,13 @@ func resetHTTP(_ *cluster, p *process) (func() error, error) {
 		iptables(p.name, append([]string{"-I"}, rule...)...)
 }
 
-// disabled is what a NATS server logs when its disk is full. It does without
-// JetStream from then on, until it is started again.
-const disabled = "JetStream out of resources, will be DISABLED"
+// gaveUp says whether a NATS server has logged, for want of disk, that it does
+// without JetStream from then on, or without a replica of a stream. Either lasts
+// until it is started again.
+func gaveUp(log []byte) bool {
+	return bytes.Contains(log, []byte("JetStream out of resources, will be DISABLED")) ||
+		bytes.Contains(bytes.ToLower(log), []byte("critical write error"))
+}
 
 // fill fills the disk of a node.
 func fill(c *cluster, p *process) (func() error, error) {
@@ -109,10 +113,10 @@ func fill(c *cluster, p *process) (func() error, error) {
 			return err
 		}
 		now, err := os.ReadFile(p.log)
-		if err != nil || !bytes.Contains(now[min(len(before), len(now)):], []byte(disabled)) {
+		if err != nil || !gaveUp(now[min(len(before), len(now)):]) {
 			return err
 		}
-		c.notes["a node gave JetStream up because its disk was full, and was started again"]++
+		c.notes["a node gave JetStream or a replica up because its disk was full, and was started again"]++
 		return errors.Join(p.kill(), p.start())
 	}, nil
 }
