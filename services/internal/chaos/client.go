@@ -36,6 +36,7 @@ const (
 	outcomeTimeout     = "timeout"
 	outcomeCancelled   = "cancelled"
 	outcomeNotKept     = "not_kept"
+	outcomeTooLarge    = "too_large"
 	// No edge took the connection: the proxy says so.
 	outcomeNoEdge = "no_edge"
 	// The connection was lost, and nothing says what became of the call.

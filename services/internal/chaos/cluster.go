@@ -37,6 +37,7 @@ type cluster struct {
 	links   []*link // to the nodes, of those processes that have links
 	url     string
 	front   *proxy.Proxy
+	notes   map[string]int // what is worth saying, and how often it happened
 	running sync.WaitGroup
 	cancel  context.CancelFunc
 }
@@ -49,7 +50,7 @@ func newCluster(o options, dir string, say func(string, ...any)) (*cluster, erro
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{opts: o, dir: dir, say: say, cancel: func() {}}
+	c := &cluster{opts: o, dir: dir, say: say, cancel: func() {}, notes: map[string]int{}}
 	for _, sub := range []string{"ledger", "log", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil { //nolint:gosec // for people to read
 			return nil, err

@@ -12,11 +12,9 @@ import (
 )
 
 const (
-	// warmUp is how long the load runs before anything is measured, and
-	// settling how long the cluster may take afterwards to be as it was.
-	warmUp = 6 * time.Second
-	// rampUp is how long it takes until as many long calls run as ever will.
-	rampUp   = 5 * time.Second
+	// warmUp is how long the load runs before anything is measured, settling how
+	// long the cluster may take afterwards to be as it was.
+	warmUp   = 6 * time.Second
 	settling = 30 * time.Second
 	// wholeness is how long the cluster may take to be whole after a fault.
 	wholeness = time.Minute
@@ -44,32 +42,16 @@ func (c *cluster) experiment(ctx context.Context, faults []fault) (*report, erro
 		defer close(ended)
 		l.run(loading)
 	}()
-	pause(ctx, rampUp)
-	chance := rand.New(rand.NewPCG(c.opts.seed, 2)) //nolint:gosec // it is to be repeatable
-	for round := range c.opts.rounds {
-		order := chance.Perm(len(faults))
-		for _, i := range order {
-			in, err := c.injectOne(ctx, &faults[i], l, chance)
-			r.injections = append(r.injections, in)
-			if err != nil {
-				r.Problems = append(r.Problems, fmt.Sprintf("round %d, %s of %s: %v", round+1, in.Fault, in.Target, err))
-				if ctx.Err() != nil {
-					return nil, context.Cause(ctx)
-				}
-				if err := c.repair(ctx, l); err != nil {
-					return nil, fmt.Errorf("%s: %w", in.Fault, err)
-				}
-			}
-		}
-		c.say("round %d of %d done, %d calls", round+1, c.opts.rounds, l.count())
-	}
+	pause(ctx, c.opts.long) // until as many long calls run as ever will
+	c.injectAll(ctx, faults, l, r)
 	for l.count() < c.opts.calls && ctx.Err() == nil {
 		pause(ctx, 100*time.Millisecond)
 	}
 	stop()
 	<-ended
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		r.Problems = append(r.Problems, "interrupted")
+		ctx = context.WithoutCancel(ctx) // what there is can be judged
 	}
 	if r.after, err = c.quiet(ctx, before); err != nil {
 		r.Problems = append(r.Problems, err.Error())
@@ -86,9 +68,32 @@ func (c *cluster) experiment(ctx context.Context, faults []fault) (*report, erro
 	for _, w := range warm.calls {
 		delete(ledger, w.Token)
 	}
-	r.calls, r.Levels = l.calls, l.levels
+	r.calls, r.Levels, r.Notes = l.calls, l.levels, c.notes
 	r.sum(ledger)
 	return r, r.keep(c.opts.keep)
+}
+
+// injectAll injects all faults, round by round and in each in another order.
+func (c *cluster) injectAll(ctx context.Context, faults []fault, l *load, r *report) {
+	chance := rand.New(rand.NewPCG(c.opts.seed, 2)) //nolint:gosec // it is to be repeatable
+	for round := range c.opts.rounds {
+		for _, i := range chance.Perm(len(faults)) {
+			in, err := c.injectOne(ctx, &faults[i], l, chance)
+			r.injections = append(r.injections, in)
+			if ctx.Err() != nil {
+				return
+			}
+			if err == nil {
+				continue
+			}
+			r.Problems = append(r.Problems, fmt.Sprintf("round %d, %s of %s: %v", round+1, in.Fault, in.Target, err))
+			if err := c.repair(ctx, l); err != nil {
+				r.Problems = append(r.Problems, fmt.Sprintf("given up: %v", err))
+				return
+			}
+		}
+		c.say("round %d of %d done, %d calls", round+1, c.opts.rounds, l.count())
+	}
 }
 
 var errNotDrained = errors.New("calls have not been answered yet")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -80,9 +81,21 @@ func resetHTTP(_ *cluster, p *process) (func() error, error) {
 		iptables(p.name, append([]string{"-I"}, rule...)...)
 }
 
+// gaveUp says whether a NATS server has logged, for want of disk, that it does
+// without JetStream from then on, or without a replica of a stream. Either lasts
+// until it is started again.
+func gaveUp(log []byte) bool {
+	return bytes.Contains(log, []byte("JetStream out of resources, will be DISABLED")) ||
+		bytes.Contains(bytes.ToLower(log), []byte("critical write error"))
+}
+
 // fill fills the disk of a node.
 func fill(c *cluster, p *process) (func() error, error) {
 	path := filepath.Join(c.disk(p.name), "filler")
+	before, err := os.ReadFile(p.log)
+	if err != nil {
+		return nil, err
+	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
@@ -95,7 +108,17 @@ func fill(c *cluster, p *process) (func() error, error) {
 	if !errors.Is(err, syscall.ENOSPC) {
 		return nil, fmt.Errorf("filling the disk of %s: %w", p.name, err)
 	}
-	return func() error { return os.Remove(path) }, nil
+	return func() error {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+		now, err := os.ReadFile(p.log)
+		if err != nil || !gaveUp(now[min(len(before), len(now)):]) {
+			return err
+		}
+		c.notes["a node gave JetStream or a replica up because its disk was full, and was started again"]++
+		return errors.Join(p.kill(), p.start())
+	}, nil
 }
 
 func faults() []fault {

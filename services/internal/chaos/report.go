@@ -48,6 +48,7 @@ type report struct {
 	Told     []Told         `json:"faults"`
 	Growth   []Growth       `json:"processes"`
 	Problems []string       `json:"problems"`
+	Notes    map[string]int `json:"notes"`
 
 	calls         []*call
 	injections    []*Injection
@@ -125,6 +126,9 @@ func (r *report) write(w io.Writer, file string) error {
 		row("%s\t%d\t%d\t%.1f\t%.1f\t%d\t%d\t", g.Name, g.Before.Goroutines, g.After.Goroutines, g.Before.RSS, g.After.RSS, g.Before.Files, g.After.Files)
 	}
 	row("\nsession writes: %v", r.Levels)
+	for _, note := range slices.Sorted(maps.Keys(r.Notes)) {
+		row("note: %s: %d", note, r.Notes[note])
+	}
 	for _, p := range r.Problems {
 		row("problem: %s", p)
 	}
