@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -44,6 +45,12 @@ func (s *system) open(method, text, session string, headers ...string) *eventStr
 	go func() {
 		defer close(es.events)
 		defer es.resp.Body.Close()
+		if es.resp.Header.Get("Content-Type") == "application/json" {
+			if raw, err := io.ReadAll(es.resp.Body); err == nil {
+				es.events <- sse.Event{Data: raw}
+			}
+			return
+		}
 		for reader := sse.NewReader(es.resp.Body, 64<<20); ; {
 			ev, err := reader.Next()
 			es.retry.Store(int64(reader.Retry()))
