@@ -144,7 +144,8 @@ func (c *cluster) startNode() *node {
 	conn := c.connect("edge", n.link)
 	cfg := c.cfg
 	var err error
-	if n.store, err = jetstream.New(conn, jetstream.Config{Memory: true, Logger: cfg.Logger}); err != nil {
+	// Who is patient with workers is so with the store.
+	if n.store, err = jetstream.New(conn, jetstream.Config{Memory: true, RequestTimeout: cfg.acceptBudget / 2, Logger: cfg.Logger}); err != nil {
 		c.t.Error(err)
 		return n
 	}

@@ -196,9 +196,12 @@ func (m *model) offer() {
 		func(context.Context, *worker.Call, worker.ReadRequest) (*worker.Contents, error) {
 			return worker.TextContents("text/plain", "a part of the model"), nil
 		})
-	eventually(m.cluster.t, "the tool", func() bool {
+	eventually(m.cluster.t, "the tool and the resources", func() bool {
 		for _, n := range m.cluster.nodes {
-			if _, ok := n.edge.Catalog().Snapshot().Tool("act"); !ok {
+			snapshot := n.edge.Catalog().Snapshot()
+			_, tool := snapshot.Tool("act")
+			_, _, resource := snapshot.Resource("model://any/0")
+			if !tool || !resource {
 				return false
 			}
 		}

@@ -15,6 +15,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,7 @@ import (
 	"github.com/millrace/millrace/proto/bus"
 )
 
-// requestTimeout bounds one request that a client may wait for.
+// requestTimeout is the default of Config.RequestTimeout.
 const requestTimeout = 500 * time.Millisecond
 
 // ErrNoJetStream says why a store is unavailable: no server that can be reached
@@ -47,6 +48,9 @@ type Config struct {
 	// Memory keeps everything in the memory of the servers, for servers whose
 	// files do not outlive them.
 	Memory bool
+	// RequestTimeout bounds one request that a client may wait for; 0 means
+	// 500 ms.
+	RequestTimeout time.Duration
 	// Logger is told when JetStream goes and comes back; nil discards.
 	Logger *slog.Logger
 }
@@ -71,6 +75,7 @@ func New(conn *bus.Conn, cfg Config) (*Store, error) {
 	if cfg.Tenant == "" {
 		cfg.Tenant = "main"
 	}
+	cfg.RequestTimeout = cmp.Or(cfg.RequestTimeout, requestTimeout)
 	nc := conn.NATS()
 	js, err := natsjs.New(nc)
 	if err != nil {

@@ -38,6 +38,7 @@ type stream struct {
 	cfg natsjs.StreamConfig
 	// replicas as configured; 0: as many as there are.
 	replicas int
+	timeout  time.Duration // of a request
 	log      *slog.Logger
 	// quiet: that there is no JetStream at all is told for another stream.
 	quiet bool
@@ -51,7 +52,7 @@ type stream struct {
 
 func newStream(nc *nats.Conn, js natsjs.JetStream, stored natsjs.StreamConfig, cfg Config) *stream {
 	return &stream{
-		nc: nc, js: js, cfg: stored, replicas: cfg.Replicas,
+		nc: nc, js: js, cfg: stored, replicas: cfg.Replicas, timeout: cfg.RequestTimeout,
 		log: cfg.Logger.With("stream", stored.Name), failure: make(chan struct{}, 1),
 	}
 }
@@ -65,7 +66,7 @@ func (s *stream) do(ctx context.Context, request func(ctx context.Context) error
 	if state&1 == 0 {
 		return session.ErrUnavailable
 	}
-	limited, cancel := context.WithTimeout(ctx, requestTimeout)
+	limited, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	err := translate(request(limited))
 	if errors.Is(err, session.ErrUnavailable) && ctx.Err() == nil && !full(err) {

@@ -106,15 +106,15 @@ func (p *Peers) Run(ctx context.Context) error {
 		return fmt.Errorf("peer: %w", err)
 	}
 	defer stop()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return p.server.Run(ctx) })
+	g, running := errgroup.WithContext(ctx) // not ctx: who hears reads that already
+	g.Go(func() error { return p.server.Run(running) })
 	g.Go(func() error {
 		// The server's subscription is the later one, on the same connection,
 		// and it waits until NATS has it.
 		select {
 		case <-p.server.Ready():
 			close(p.ready)
-		case <-ctx.Done():
+		case <-running.Done():
 		}
 		return nil
 	})

@@ -328,7 +328,7 @@ func (r *Records) Update(ctx context.Context, s *Session, change func(*Record) e
 	}
 	defer release()
 	for range maxTries {
-		record, revision, err := r.current(ctx, s.Scope, e)
+		record, revision, remembered, err := r.current(ctx, s.Scope, e)
 		if err != nil {
 			return Record{}, err
 		}
@@ -342,7 +342,13 @@ func (r *Records) Update(ctx context.Context, s *Session, change func(*Record) e
 			next.Level, next.URIs = "", nil
 		}
 		if next.same(record) {
-			return record, nil
+			if !remembered {
+				return record, nil
+			}
+			// Nothing is written, so nothing would tell that another edge has
+			// changed the record meanwhile.
+			r.Forget(s.Scope)
+			continue
 		}
 		now := time.Now()
 		next.Used, next.Expires = now, s.Issued.Add(r.cfg.MaxAge+skew)
@@ -401,29 +407,29 @@ func (r *Records) claim(ctx context.Context, scope string) (e *entry, release fu
 	}, nil
 }
 
-// current returns the record of a session, from the store unless it was read
-// just now. Unlike Get it does not do without the store.
-func (r *Records) current(ctx context.Context, scope string, e *entry) (Record, uint64, error) {
+// current returns the record of a session, from the store unless it is remembered
+// from a while ago. Unlike Get it does not do without the store.
+func (r *Records) current(ctx context.Context, scope string, e *entry) (record Record, revision uint64, remembered bool, err error) {
 	r.mu.Lock()
 	if time.Now().Before(e.believed) {
 		defer r.mu.Unlock()
 		if r.expired(e, time.Now()) {
-			return Record{}, 0, ErrExpired
+			return Record{}, 0, true, ErrExpired
 		}
-		return e.record, e.revision, nil
+		return e.record, e.revision, true, nil
 	}
 	r.mu.Unlock()
-	record, revision, err := r.read(ctx, scope)
+	record, revision, err = r.read(ctx, scope)
 	if err != nil {
-		return Record{}, 0, updateError(ctx, err)
+		return Record{}, 0, false, updateError(ctx, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e.record, e.revision = record, revision
 	if r.expired(e, time.Now()) {
-		return Record{}, 0, ErrExpired
+		return Record{}, 0, false, ErrExpired
 	}
-	return record, revision, nil
+	return record, revision, false, nil
 }
 
 // Forget makes the next Get of a session read its record: another edge has

@@ -440,3 +440,26 @@ func TestUseNotYetWrittenDown(t *testing.T) {
 		wantLevel(t, b, "s", "debug")
 	})
 }
+
+// TestRecordsNothingToChange: what would change nothing here may change what another
+// edge has made of it, and this one has not heard of.
+func TestRecordsNothingToChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		a, b, s := NewRecords(store, RecordsConfig{}), NewRecords(store, RecordsConfig{}), newSession("s")
+		update := func(r *Records, change func(*Record) error) {
+			t.Helper()
+			if _, err := r.Update(t.Context(), s, change); err != nil {
+				t.Fatal(err)
+			}
+		}
+		update(a, follow("x"))
+		update(b, func(r *Record) error { r.URIs = nil; return nil })
+		update(a, follow("x"))
+		got, err := NewRecords(store, RecordsConfig{}).Get(t.Context(), "s")
+		if err != nil || !slices.Equal(got.URIs, []string{"x"}) {
+			t.Errorf("stored are %v, %v", got.URIs, err)
+		}
+	})
+}

@@ -259,15 +259,14 @@ func (c *Client) snapshot() []*clientCall {
 // and nothing would tell. A call that was not accepted yet may have started.
 func (c *Client) failAll(why string) {
 	for _, call := range c.snapshot() {
-		reason := ReasonFrameLost
+		reason, leave := ReasonNotAccepted, false // perhaps nothing goes on
 		switch accepted, pushed := call.isOut(); {
 		case accepted:
+			reason, leave = ReasonFrameLost, call.resumable()
 		case !pushed:
 			continue // it waits, and nothing of it is on the way
-		default:
-			reason = ReasonNotAccepted
 		}
-		call.stop(failure(codes.Unavailable, reason, why), call.resumable())
+		call.stop(failure(codes.Unavailable, reason, why), leave)
 	}
 }
 

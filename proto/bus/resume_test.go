@@ -431,7 +431,7 @@ func (c *fitfulCall) run(client grpc_testing.TestServiceClient, begun func()) (m
 			return false
 		case Reason(err) == ReasonGoesOn:
 			return true
-		case Reason(err) == ReasonDisconnected && c.heard == 0: // not back yet
+		case (Reason(err) == ReasonDisconnected || Reason(err) == ReasonNotAccepted) && c.heard == 0: // not back yet, or it was cut on the way there
 			c.at.Round++
 			select {
 			case <-time.After(10 * time.Millisecond):
