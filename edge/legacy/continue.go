@@ -48,11 +48,8 @@ var errKept = errors.New("legacy: it is stored already")
 // storeAsked stores what a round has asked, before the client sees it: whoever
 // gets the answers can then go on if this edge is gone.
 func (r *resumable) storeAsked(ctx context.Context, needs *millracev1.NeedsInput) error {
-	r.lock <- struct{}{}
-	offered := r.offerLocked()
-	<-r.lock
 	r.asked, r.settled = false, true
-	if !offered {
+	if !r.offer() {
 		return nil
 	}
 	_, err := rewrite(ctx, r.resume.Calls, r.client.Scope, r.stream, func(c *millracev1.Continuation) error {

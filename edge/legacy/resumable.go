@@ -175,6 +175,13 @@ func (r *resumable) nextLocked() place {
 	return next
 }
 
+// offer is offerLocked.
+func (r *resumable) offer() bool {
+	r.lock <- struct{}{}
+	defer func() { <-r.lock }()
+	return r.offerLocked()
+}
+
 // offerLocked makes it possible to come back, and reports whether it is.
 func (r *resumable) offerLocked() bool {
 	if r.offered || r.refused {

@@ -272,7 +272,7 @@ func (r *resumed) ask(ctx context.Context, needs *millracev1.NeedsInput) error {
 	if err != nil || open == nil {
 		return err
 	}
-	from := route{edge: r.events.edge, stream: r.from.stream, round: r.events.at.Round}
+	from := route{edge: r.events.edge, stream: r.from.stream, round: r.events.at.Round, kept: true}
 	questions, failure := r.era.questions(r.client, from, needs)
 	if failure != nil {
 		return nil // the edge that has the call finds it too, and ends it

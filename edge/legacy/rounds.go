@@ -186,7 +186,7 @@ func (e *Era) ask(ctx context.Context, c *call, needs *millracev1.NeedsInput) (*
 	}
 	from := route{edge: e.Edge, stream: c.stream, round: c.round}
 	if c.resumable != nil {
-		from.round = c.resumable.at.Round
+		from.round, from.kept = c.resumable.at.Round, c.resumable.offer()
 	}
 	questions, failure := e.questions(c.client, from, needs)
 	if failure != nil {
@@ -276,9 +276,13 @@ func (e *Era) answered(ctx context.Context, c *methods.Client, m *jsonrpc.Messag
 	reply := exchange.Reply{Result: bytes.Clone(m.Result), Error: bytes.Clone(m.Error)}
 	// It counts, whatever becomes of the connection it came on.
 	ctx = context.WithoutCancel(ctx)
-	kept, complete, err := e.keepAnswer(ctx, c.Scope, to, reply)
-	if err == nil {
-		reply = kept
+	var complete bool
+	var err error
+	if to.kept {
+		var kept exchange.Reply
+		if kept, complete, err = e.keepAnswer(ctx, c.Scope, to, reply); err == nil {
+			reply = kept
+		}
 	}
 	// What could not be stored is passed on too: the question may have been asked
 	// while nothing could. Whoever waits for it knows whether it still may.

@@ -16,6 +16,9 @@ type route struct {
 	// round is the round that asked, index the question in it.
 	round uint32
 	index int
+	// kept: the question is stored, or should be, so that another edge can take
+	// its answer.
+	kept bool
 }
 
 // routePurpose separates these ids from the other tokens of the ring. The scope
@@ -28,7 +31,11 @@ func (r route) id(ring *seal.Ring, scope string) string {
 	p = append(append(p, byte(len(r.edge))), r.edge...)
 	p = append(append(p, byte(len(r.stream))), r.stream...)
 	p = binary.AppendUvarint(p, uint64(r.round))
-	p = binary.AppendUvarint(p, uint64(r.index))
+	last := uint64(r.index) << 1
+	if r.kept {
+		last |= 1
+	}
+	p = binary.AppendUvarint(p, last)
 	return ring.Seal(routePurpose+scope, p)
 }
 
@@ -49,10 +56,10 @@ func parseRoute(ring *seal.Ring, scope, id string) (r route, ok bool) {
 	if n <= 0 || round > 1<<32-1 {
 		return route{}, false
 	}
-	index, m := binary.Uvarint(p[n:])
-	if m <= 0 || index > 1<<31-1 || n+m != len(p) {
+	last, m := binary.Uvarint(p[n:])
+	if m <= 0 || last > 1<<32-1 || n+m != len(p) {
 		return route{}, false
 	}
-	r.round, r.index = uint32(round), int(index)
+	r.round, r.index, r.kept = uint32(round), int(last>>1), last&1 == 1
 	return r, true
 }

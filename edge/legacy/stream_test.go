@@ -16,7 +16,7 @@ func TestRoutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := route{edge: "abc123def4", stream: "STREAM", round: 300, index: 2}
+	r := route{edge: "abc123def4", stream: "STREAM", round: 300, index: 2, kept: true}
 	id := r.id(ring, "scope")
 	if again := r.id(ring, "scope"); again != id {
 		t.Errorf("written again it is %q, not %q", again, id)
@@ -24,7 +24,7 @@ func TestRoutes(t *testing.T) {
 	if got, ok := parseRoute(ring, "scope", id); !ok || got != r {
 		t.Errorf("parseRoute = %+v, %v", got, ok)
 	}
-	for _, other := range []route{{"abc123def4", "STREAM", 300, 3}, {"abc123def4", "STREAM", 301, 2}, {"abc123def4S", "TREAM", 300, 2}, {"x", "STREAM", 300, 2}} {
+	for _, other := range []route{{"abc123def4", "STREAM", 300, 3, true}, {"abc123def4", "STREAM", 301, 2, true}, {"abc123def4S", "TREAM", 300, 2, true}, {"x", "STREAM", 300, 2, true}, {"abc123def4", "STREAM", 300, 2, false}} {
 		if other.id(ring, "scope") == id {
 			t.Errorf("%+v has the same id", other)
 		}
