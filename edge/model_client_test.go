@@ -570,7 +570,7 @@ func (s *modelSession) expectUpdate(uri string, before int) {
 		s.mu.Lock()
 		excused := s.blind != blind || s.asking
 		s.mu.Unlock()
-		if !excused && attempt >= 4 || attempt > 12 {
+		if !excused && attempt >= 2 || attempt > 10 {
 			s.fault("not told that %s has changed, %d times; %s", uri, attempt, s.m.followed(s.id))
 			return
 		}
