@@ -73,6 +73,9 @@ type Config struct {
 	// Grace is how long running calls may go on after stdin has ended; 0 means
 	// 10 s.
 	Grace time.Duration
+	// NamespaceConflicts: a tool or prompt whose name another pool keeps is offered
+	// as POOL.NAME instead of not at all. All edges should agree.
+	NamespaceConflicts bool
 	// PageSize is the most items of one list page; 0 means 1,000.
 	PageSize int
 	// ListTTL is how long clients may keep a list; 0 means 5 s.
@@ -185,7 +188,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	e.present.watcher = e.watcher
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.stopping, e.stop = context.WithCancel(context.Background())
-	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
+	e.catalog = catalog.New(e.watcher, catalog.Config{Namespace: cfg.NamespaceConflicts, Logger: cfg.Logger})
 	runner := &methods.Runner{
 		Backend: backend.New(e.catalog, e.client, backend.Config{
 			CallTimeout: cfg.CallTimeout, CallCeiling: cfg.CallCeiling, Observer: cfg.Calls, Logger: cfg.Logger,

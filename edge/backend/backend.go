@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/millrace/millrace/edge/catalog"
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -23,6 +24,7 @@ import (
 type Pools interface {
 	Pool(pool string) grpc.ClientConnInterface
 	Instance(pool, instance string) grpc.ClientConnInterface
+	Offering(pool string, manifest bus.Hash) grpc.ClientConnInterface
 }
 
 // Observer hears of calls, for metrics and traces.

@@ -77,6 +77,10 @@ type Failure struct {
 	Input *millracev1.NeedsInput
 	// Cause is set for Cancelled.
 	Cause error
+
+	// moved: the instance has the item not, or not as the caller has seen it;
+	// nobody: no instance that could have it was there. Nothing ran.
+	moved, nobody bool
 }
 
 // Reason is the machine-readable name of the failure, as data.reason shows it;
@@ -105,7 +109,9 @@ func (f *Failure) Reason() string {
 }
 
 // nothingRan reports whether the failure says that nothing was executed.
-func (f *Failure) nothingRan() bool { return f.Kind == Unavailable || f.Kind == Overloaded }
+func (f *Failure) nothingRan() bool {
+	return f.Kind == Unavailable || f.Kind == Overloaded || f.moved
+}
 
 // RetryAfter is how long a client should wait before it tries again; 0 when
 // trying again is not known to help.
@@ -179,9 +185,11 @@ func workerFailure(e *millracev1.Error) *Failure {
 	case millracev1.Error_KIND_INVALID_ARGUMENTS:
 		return &Failure{Kind: InvalidArguments, Message: e.GetMessage(), Detail: e.GetDetail()}
 	case millracev1.Error_KIND_UNKNOWN_TOOL:
-		return &Failure{Kind: UnknownTool}
+		return &Failure{Kind: UnknownTool, moved: true}
+	case millracev1.Error_KIND_OTHER_CONTRACT:
+		return &Failure{Kind: Unavailable, moved: true, Message: "the tool has just been replaced by another version; nothing was executed, try again shortly"}
 	case millracev1.Error_KIND_UNKNOWN_PROMPT:
-		return &Failure{Kind: UnknownPrompt}
+		return &Failure{Kind: UnknownPrompt, moved: true}
 	case millracev1.Error_KIND_MISSING_CAPABILITY:
 		return &Failure{Kind: MissingCapability, Data: e.GetData()}
 	case millracev1.Error_KIND_RESOURCE_NOT_FOUND:

@@ -106,7 +106,7 @@ type Client struct {
 	// them. Capacity maxFences, never closed.
 	fencing chan struct{}
 	queues  sync.Map // of *poolQueue, by pool
-	pools   sync.Map // of *clientConn, by pool
+	pools   sync.Map // of *clientConn, by poolKey
 	// offers carries free slots. The connection sends, dropping when it is full;
 	// never closed.
 	offers chan *nats.Msg
@@ -455,19 +455,37 @@ func (c *Client) known(pool string) bool {
 	return slices.ContainsFunc(c.cfg.Members.Members(), func(m Member) bool { return m.Pool == pool })
 }
 
+// poolKey is a pool, and the manifest of the instances that may get calls;
+// anyManifest: all.
+type poolKey struct{ pool, manifest string }
+
 // Pool returns a connection whose calls go to any instance of a pool. It may be
 // used concurrently and needs no closing.
 func (c *Client) Pool(pool string) grpc.ClientConnInterface {
-	if cc, ok := c.pools.Load(pool); ok {
+	return c.pool(pool, anyManifest)
+}
+
+// Offering returns a connection whose calls go to those instances of a pool that
+// offer what the manifest says, or did until it was replaced: while a pool has
+// instances of several versions, not all of them may be able to take a call.
+func (c *Client) Offering(pool string, manifest Hash) grpc.ClientConnInterface {
+	return c.pool(pool, manifest.String())
+}
+
+func (c *Client) pool(pool, manifest string) *clientConn {
+	key := poolKey{pool, manifest}
+	if cc, ok := c.pools.Load(key); ok {
 		return cc.(*clientConn)
 	}
-	cc := &clientConn{c: c, pool: pool, subject: c.conn.prefix + "rpc." + pool + "._."}
+	cc := &clientConn{c: c, pool: pool, subject: c.conn.poolSubject(pool, manifest) + "."}
 	if !validToken(pool) {
 		cc.err = status.Errorf(codes.InvalidArgument, "pool %q is not a subject token", pool)
 		return cc
 	}
-	cc.queue = c.queue(pool)
-	got, _ := c.pools.LoadOrStore(pool, cc)
+	if manifest == anyManifest {
+		cc.queue = c.queue(pool)
+	}
+	got, _ := c.pools.LoadOrStore(key, cc)
 	return got.(*clientConn)
 }
 

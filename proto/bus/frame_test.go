@@ -190,7 +190,7 @@ func FuzzFrame(f *testing.F) {
 				for _, token := range []string{tokenOpen, tokenPing, "c1", ""} {
 					s.onMsg(&nats.Msg{Subject: s.prefix + token, Reply: conn.prefix + "e.fuzz.c1", Data: data})
 				}
-				s.onPool(&nats.Msg{Reply: conn.prefix + "e.fuzz.c2", Data: data})
+				s.onPool(&nats.Msg{Reply: conn.prefix + "e.fuzz.c2", Data: data}, &staleness{idle: true})
 			}
 		}
 		for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {

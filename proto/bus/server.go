@@ -117,8 +117,7 @@ type Server struct {
 	quit chan struct{}
 
 	accepts, holds delayQueue[*serverCall]
-	stale          staleness // touched by the goroutine of the pool's subscription only
-	staleOwn       staleness // the same for what is addressed to this instance
+	staleOwn       staleness // of what is addressed to this instance; touched by its goroutine only
 	lastTick       atomic.Int64
 	stalled        atomic.Int64
 	start          time.Time
@@ -312,7 +311,6 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	nc := s.conn.nc
 	s.start = time.Now()
 	s.lastTick.Store(0)
-	s.stale.init(s.start)
 	s.staleOwn.init(s.start)
 	add := func(sub *nats.Subscription, err error) error {
 		if err != nil {
@@ -340,16 +338,19 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 		return err
 	}
 	r.beat(busv1.Heartbeat_STATE_READY)
-	pool, err := nc.QueueSubscribe(s.conn.prefix+"rpc."+s.cfg.Pool+".*.*", "w", s.onPool)
+	pool, err := s.subscribePool(anyManifest)
 	if err := add(pool, err); err != nil {
 		return err
 	}
 	r.pool = pool
+	if err := r.serveCalls(); err != nil {
+		return err
+	}
 	r.remove = s.conn.listen(&connListener{
 		down: func() { notify(r.down) },
 		up:   func() { notify(r.up) },
 		slow: func(sub *nats.Subscription) {
-			if slices.Contains(r.subs, sub) {
+			if slices.Contains(r.subs, sub) || s.takesCalls(sub) {
 				// Frames are missing: what runs cannot be trusted.
 				notify(r.down)
 				notify(r.up)
@@ -386,7 +387,7 @@ func (r *serverRun) loop(ctx context.Context) error {
 			r.beat(busv1.Heartbeat_STATE_READY)
 			beat.Reset(jitter(heartbeatEvery))
 		case <-s.poke:
-			if err := r.serveManifest(); err != nil {
+			if err := errors.Join(r.serveManifest(), r.serveCalls()); err != nil {
 				s.logger.Error("manifest not served", "error", err)
 			}
 			beat.Reset(0)
@@ -427,7 +428,7 @@ func (r *serverRun) drain() error {
 	defer notice.Stop()
 	<-notice.C
 	// Drain delivers what has arrived already, so everything gets its BUSY.
-	s.conn.drain(r.pool)
+	s.conn.drain(append(s.callSubs(), r.pool)...)
 	s.mu.Lock()
 	s.closed = true // no Add after Wait
 	s.mu.Unlock()
@@ -493,7 +494,7 @@ func (r *serverRun) close() {
 	r.s.manifests = nil
 	r.s.mu.Unlock()
 	for _, m := range manifests {
-		unsubscribe(m.sub)
+		m.unsubscribe()
 	}
 	close(r.s.quit)
 	r.s.accepts.close()
@@ -537,17 +538,6 @@ func (r *serverRun) checkCallers(now time.Time) {
 			call.askCaller()
 		}
 	}
-}
-
-// onPool takes an OPEN from the queue group.
-func (s *Server) onPool(m *nats.Msg) {
-	now := time.Now()
-	age := s.stale.begin(now)
-	s.onOpen(m, now, age, false)
-	// The message that is being handled counts as pending; after the end of the
-	// subscription there is an error and -1.
-	pending, _, _ := m.Sub.Pending()
-	s.stale.end(time.Now, max(pending-1, 0))
 }
 
 // onMsg takes what is addressed to this instance. It runs on the goroutine of

@@ -98,9 +98,15 @@ type edgeFlags struct {
 	AllowedOrigins []string      `env:"MILLRACE_ALLOWED_ORIGINS" placeholder:"ORIGIN" help:"Web origins that may call besides those on localhost; * allows all."`
 	MaxBody        int           `default:"16777216" env:"MILLRACE_MAX_BODY" help:"Largest message in bytes."`
 	CallTimeout    time.Duration `default:"60s" env:"MILLRACE_CALL_TIMEOUT" help:"How long a call may go without a result or progress."`
-	SessionKeyFile []string      `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with a key for sessions, at least 16 bytes; repeat for several: the first one signs, all are accepted. Without it the edges share one that they keep in JetStream."`
-	Tokens         string        `env:"MILLRACE_TOKENS" type:"existingfile" help:"File of the bearer tokens that are let in, read again when it changes; see docs/authentication.md. Without it everybody is."`
-	RequireScope   []string      `env:"MILLRACE_REQUIRE_SCOPE" placeholder:"SCOPE" help:"Scope that every token must have; repeat for several."`
+	namespaceFlag
+	SessionKeyFile []string `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with a key for sessions, at least 16 bytes; repeat for several: the first one signs, all are accepted. Without it the edges share one that they keep in JetStream."`
+	Tokens         string   `env:"MILLRACE_TOKENS" type:"existingfile" help:"File of the bearer tokens that are let in, read again when it changes; see docs/authentication.md. Without it everybody is."`
+	RequireScope   []string `env:"MILLRACE_REQUIRE_SCOPE" placeholder:"SCOPE" help:"Scope that every token must have; repeat for several."`
+}
+
+// namespaceFlag is that of every command with an edge.
+type namespaceFlag struct {
+	NamespaceConflicts bool `env:"MILLRACE_NAMESPACE_CONFLICTS" help:"Offer a tool or prompt whose name another pool keeps as POOL.NAME instead of hiding it; the same for all edges."`
 }
 
 // config is what the flags say, and the actors that an edge needs for it: they
@@ -112,6 +118,8 @@ func (f *edgeFlags) config(a *app) (edge.Config, []actor, error) {
 		Origins:     f.AllowedOrigins,
 		CallTimeout: f.CallTimeout,
 		Logger:      a.log,
+
+		NamespaceConflicts: f.NamespaceConflicts,
 
 		RequiredScopes: f.RequireScope,
 	}
