@@ -59,6 +59,12 @@ type ClientConfig struct {
 	AcceptBudget time.Duration
 	// MaxRecvMsgSize bounds a received message in bytes; 0 means 65 MiB.
 	MaxRecvMsgSize int
+	// Room is asked before more of a message is received than fits into the window:
+	// size is what the rest of it takes in memory, in bytes, and ctx that of the
+	// call. It may wait; the message waits at the worker meanwhile. Its error
+	// ends the call. The goroutine that receives the message calls it. Nil: there
+	// is always room.
+	Room func(ctx context.Context, size int) error
 	// Window is the flow control window granted to workers in bytes; 0 means
 	// 256 KiB.
 	Window int
