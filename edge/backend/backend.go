@@ -152,6 +152,7 @@ type call struct {
 	began    time.Time
 	timeout  time.Duration
 	deadline time.Time
+	own      bool // the timeout is that of the tool
 	timedOut atomic.Bool
 }
 
@@ -174,6 +175,18 @@ func (c *call) progressed() {
 	if c.timer.Stop() {
 		c.timer.Reset(min(c.timeout, time.Until(c.deadline)))
 	}
+}
+
+// timeoutOf says which of the limits has ended the call.
+func (b *Backend) timeoutOf(c *call) *Failure {
+	f := &Failure{Kind: Timeout, Timeout: c.timeout, Limit: LimitTimeout}
+	switch {
+	case c.timeout >= b.ceiling || !time.Now().Before(c.deadline):
+		f.Timeout, f.Limit = b.ceiling, LimitCeiling
+	case c.own:
+		f.Limit = LimitTool
+	}
+	return f
 }
 
 func (c *call) end() {

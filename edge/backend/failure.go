@@ -27,7 +27,8 @@ const (
 	// WorkerLost: the instance that ran the call is gone; it may have
 	// started.
 	WorkerLost
-	// Timeout: nothing came for Timeout; the call was cancelled.
+	// Timeout: nothing came for Timeout, or the call took as long as any may
+	// (LimitCeiling); it was cancelled.
 	Timeout
 	// Cancelled: the caller left or took the request back; Cause says which.
 	Cancelled
@@ -69,6 +70,9 @@ type Failure struct {
 	Timeout time.Duration
 	// After is when a slot is expected; may be set for Overloaded.
 	After time.Duration
+	// Limit is the one that was met: of Timeout, Overloaded and TooLarge; it may be
+	// empty.
+	Limit Limit
 	// Code is set for Custom, Data for Custom and MissingCapability; Data is
 	// raw JSON and may be empty.
 	Code int
@@ -154,11 +158,14 @@ func (f *Failure) Text() string {
 		}
 		return "no worker of the pool " + quote(f.Pool) + " is running; nothing was executed, try again shortly"
 	case Overloaded:
-		return "every worker of the pool " + quote(f.Pool) + " is busy; nothing was executed, try again shortly"
+		return "every worker of the pool " + quote(f.Pool) + " is busy; nothing was executed, try again shortly" + f.Limit.Raise()
 	case WorkerLost:
 		return "the worker of the pool " + quote(f.Pool) + " that took the call is gone; the call may have been executed"
 	case Timeout:
-		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled"
+		if f.Limit == LimitCeiling {
+			return "the call took " + f.Timeout.String() + ", and none may take longer, whatever progress it reports; it was cancelled" + f.Limit.Raise()
+		}
+		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled" + f.Limit.Raise()
 	case Cancelled:
 		return "the request was cancelled"
 	case Moved:

@@ -263,6 +263,7 @@ func run[E event[R], R comparable](
 ) Outcome[R] {
 	call := b.begin(ctx, cmp.Or(t.timeout, b.timeout))
 	defer call.end()
+	call.own = t.timeout > 0
 	outcome, heard := attempt[E, R](b, call, t, o, b.client(t, o), open)
 	for n := 0; n < mostMoves && outcome.Failure.hasMoved(t) && o.Instance == ""; n++ {
 		if !b.move(call, &t, outcome.Failure, n) {
@@ -361,7 +362,7 @@ func receive[E event[R], R comparable](b *Backend, call *call, t target, o Optio
 func (b *Backend) failure(c *call, pool string, err error) *Failure {
 	switch {
 	case c.timedOut.Load():
-		return &Failure{Kind: Timeout, Timeout: c.timeout}
+		return b.timeoutOf(c)
 	case c.Err() != nil:
 		return &Failure{Kind: Cancelled, Cause: context.Cause(c)}
 	case errors.Is(err, ErrOver):
@@ -374,14 +375,14 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 	reason := bus.Reason(err)
 	switch status.Code(err) {
 	case codes.DeadlineExceeded:
-		return &Failure{Kind: Timeout, Timeout: c.timeout}
+		return b.timeoutOf(c)
 	case codes.ResourceExhausted:
 		if reason == bus.ReasonOverloaded {
 			after, _ := bus.RetryAfter(err)
-			return &Failure{Kind: Overloaded, Pool: pool, After: after}
+			return &Failure{Kind: Overloaded, Pool: pool, Limit: LimitSlots, After: after}
 		}
 		b.log.ErrorContext(c, "message over a limit", "pool", pool, "error", err)
-		return &Failure{Kind: TooLarge, Message: status.Convert(err).Message()}
+		return tooLarge(err)
 	case codes.Unavailable:
 		b.log.WarnContext(c, "call not served", "pool", pool, "reason", reason, "error", err)
 		switch reason {
