@@ -140,7 +140,9 @@ func TestResultsInFlightOnStdio(t *testing.T) {
 	answers, out := io.Pipe()
 	stop := run(t, "stdio", func(ctx context.Context) error { return s.edge.ServeStdio(ctx, in, out) })
 	for id := range 9 {
-		fmt.Fprintf(requests, `{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"big","arguments":{}}}`+"\n", id)
+		if _, err := fmt.Fprintf(requests, `{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"big","arguments":{}}}`+"\n", id); err != nil {
+			t.Fatal(err)
+		}
 	}
 	eventually(t, "the room is full", func() bool {
 		if s.edge.results.room.TryAcquire(bigResult) {

@@ -135,7 +135,7 @@ func (c *Catalog) Choose(o Offers) (hash bus.Hash, ok bool) {
 		sum += ready[h]
 	}
 	if sum > 0 {
-		n := rand.N(sum)
+		n := rand.N(sum) //nolint:gosec // a share of the load is no secret
 		for _, h := range o.Only {
 			if n -= ready[h]; n < 0 {
 				return h, true
