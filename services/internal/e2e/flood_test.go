@@ -48,6 +48,7 @@ func counted(r io.Reader) (size int64, head string) {
 // each arrives or is refused by its name, and the memory of the edges shows that
 // only some are there at a time.
 func TestManyLargeResultsAtOnce(t *testing.T) {
+	t.Parallel()
 	const (
 		size  = 50 << 20
 		limit = 110 << 20 // two of them
