@@ -79,6 +79,9 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 	if req.Name = tool.Origin; o.Instance == "" {
 		req.Contract = tool.Contract
 	} // else it has asked the questions, and ends what it has begun
+	// Others may follow a round with answers, who would take it for the end of the
+	// call that an instance refuses it: so only those are asked that will not.
+	t.exact = req.GetResume() != nil
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
 		return c.CallTool(ctx, req, o.carrier()...)
 	})
