@@ -145,6 +145,8 @@ type Edge struct {
 	auth    auth.Authenticator // nil: nobody is asked
 	open    atomic.Int64       // SSE streams
 	results *results
+	// onCutOff is cutOff, made once.
+	onCutOff func(error)
 
 	bodies bufferPool
 	// draining is done when the edge is to become unready; drain does that.
@@ -205,6 +207,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		OnLost: e.lost,
 		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
 	})
+	e.onCutOff = e.cutOff
 	e.results = newResults(cfg.MaxResultsInFlight)
 	e.client = bus.NewClient(conn, bus.ClientConfig{
 		AcceptBudget: cfg.acceptBudget, StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
@@ -382,7 +385,7 @@ func (e *Edge) serve(ctx context.Context, req *exchange.Request, out exchange.St
 
 // sseConfig is how streams are written.
 func (e *Edge) sseConfig() sse.Config {
-	return sse.Config{WriteTimeout: e.cfg.WriteTimeout, Keepalive: e.cfg.Keepalive, OnError: e.cutOff}
+	return sse.Config{WriteTimeout: e.cfg.WriteTimeout, Keepalive: e.cfg.Keepalive, OnError: e.onCutOff}
 }
 
 // cutOff says in the log that a client was cut off because it does not read: the

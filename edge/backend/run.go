@@ -68,9 +68,10 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 		method: mcp.MethodToolsCall, pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout,
 		repeatable: tool.ReadOnly || tool.Idempotent, caller: req.GetContext(), offers: tool.Offers,
 	}
+	name, pool := t.subject, t.pool // t itself stays on the stack
 	t.find = func() (catalog.Offers, bool) {
-		now, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Tool(t.subject)
-		if !ok || now.Pool != t.pool {
+		now, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Tool(name)
+		if !ok || now.Pool != pool {
 			return catalog.Offers{}, false
 		}
 		req.Name, req.Contract = now.Origin, now.Contract

@@ -254,11 +254,11 @@ func (w *Writer) write(b []byte) error {
 // nothing for the timeout (0: 30 s; negative: never). The rest of the response
 // has the same time to get out.
 func WriteSlowly(to http.ResponseWriter, body []byte, timeout time.Duration) error {
-	w := NewWriter(to, Config{WriteTimeout: timeout})
 	if len(body) <= piece {
 		_, err := to.Write(body) // buffers take it
 		return err
 	}
+	w := NewWriter(to, Config{WriteTimeout: timeout})
 	if err := w.deadline(w.cfg.WriteTimeout); err != nil {
 		return err
 	}
