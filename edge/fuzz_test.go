@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -26,9 +27,10 @@ import (
 // must not panic nor hang, must answer each request whose id can be read once,
 // with that id, and must say nothing that the schema of the revision refuses.
 
-// patience is how long one message may take: far above all limits of the
-// system, since the machine may be busy.
-const patience = 30 * time.Second
+// patience is how long one conversation may take: far above all limits of the
+// system, and less than the ten seconds after which the fuzzing engine ends the
+// process without a word about where it hangs.
+const patience = 8 * time.Second
 
 // fuzzed starts the one system of a process, whose limits are short.
 func fuzzed(f *testing.F) *system {
@@ -124,16 +126,30 @@ func lines(script string) []string {
 	return all[:min(len(all), 20)]
 }
 
-// fuzzGame is one conversation.
+// fuzzGame is one conversation. Its context ends when it takes too long.
 type fuzzGame struct {
-	t *testing.T
-	s *system
-	w *wire
+	t   *testing.T
+	s   *system
+	w   *wire
+	ctx context.Context
 }
 
 func newFuzzGame(t *testing.T, s *system) *fuzzGame {
 	t.Helper()
-	return &fuzzGame{t, s, newWire(t)} // reports its faults at the end
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	told := make(chan struct{}) // closed when the end of the context has been told
+	stop := context.AfterFunc(ctx, func() {
+		defer close(told)
+		stacks := make([]byte, 4<<20)
+		t.Errorf("the conversation takes longer than %v:\n%s", patience, stacks[:runtime.Stack(stacks, true)])
+	})
+	t.Cleanup(func() {
+		if !stop() {
+			<-told
+		}
+		cancel()
+	})
+	return &fuzzGame{t, s, newWire(t), ctx} // reports its faults at the end
 }
 
 // expectation is what must come back for one message.
@@ -166,19 +182,17 @@ func expect(line string) (e expectation, ok bool) {
 // stdio plays a script on one connection.
 func (g *fuzzGame) stdio(script string) {
 	script = strings.Join(lines(script), "\n")
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	var out bytes.Buffer
 	ended := make(chan error, 1) // one result
 	go func() {
-		ended <- g.s.observeStdio(ctx, g.w, strings.NewReader(script), &out)
+		ended <- g.s.observeStdio(g.ctx, g.w, strings.NewReader(script), &out)
 	}()
 	select {
 	case err := <-ended:
-		if err != nil || ctx.Err() != nil {
-			g.t.Errorf("ServeStdio ended with %v, %v", err, ctx.Err())
+		if err != nil {
+			g.t.Errorf("ServeStdio ended with %v", err)
 		}
-	case <-time.After(2 * patience):
+	case <-time.After(patience + time.Second):
 		g.t.Fatalf("ServeStdio hangs on %q", script)
 	}
 	got := map[string]int{}
@@ -220,8 +234,7 @@ func (g *fuzzGame) clean(text string) {
 // post sends one message, and returns the session that came back.
 func (g *fuzzGame) post(line string, headers []string) (session string) {
 	e, readable := expect(line)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+	ctx := g.ctx
 	if e.optional {
 		// A subscription lasts until its client leaves.
 		var leave context.CancelFunc

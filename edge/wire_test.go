@@ -511,23 +511,22 @@ func (f *flow) next(raw []byte, requests []*sent) error {
 		Progress float64
 	}
 	_ = json.Unmarshal(m.Params, &p) // other params have no such members
-	sentUnder := map[string]int{}
+	sentUnder, running := map[string]int{}, map[string]int{}
 	for _, s := range requests {
 		sentUnder[string(s.id)]++
 	}
 	asked := 0
 	for _, s := range requests {
-		token := s.meta[mcp.MetaProgressToken]
+		id, token := string(s.id), s.meta[mcp.MetaProgressToken]
 		switch {
 		case m.Method == "" && s.unread:
 			asked++
 		case m.Method == "" && m.ID != nil && bytes.Equal(s.id, m.ID):
 			asked++
 			delete(f.progress, string(token))
-		case m.Method == mcp.NotificationProgress && bytes.Equal(token, p.Token):
-			if f.answered[string(s.id)] < sentUnder[string(s.id)] {
-				asked++
-			}
+		case m.Method == mcp.NotificationProgress && bytes.Equal(token, p.Token) && running[id] < sentUnder[id]-f.answered[id]:
+			running[id]++
+			asked++
 		}
 	}
 	switch {
@@ -535,7 +534,9 @@ func (f *flow) next(raw []byte, requests []*sent) error {
 		if asked == 0 {
 			return errors.New("progress for no request that runs")
 		}
-		if last, ok := f.progress[string(p.Token)]; ok && p.Progress <= last {
+		// A client that gives two running requests one token, which it must
+		// not, gets the progress of both under it.
+		if last, ok := f.progress[string(p.Token)]; ok && p.Progress <= last && asked == 1 {
 			return fmt.Errorf("progress %v after %v", p.Progress, last)
 		}
 		f.progress[string(p.Token)] = p.Progress
@@ -614,4 +615,47 @@ func (w *wire) checkElement(rev string, raw json.RawMessage, requests []*sent) {
 		}
 	}
 	w.check(rev, raw, requests)
+}
+
+// TestFlow: the judge of the order of messages sees a progress that does not
+// increase, one after the answer, and a second answer, and makes no claim
+// where a client has given two running requests one token.
+func TestFlow(t *testing.T) {
+	t.Parallel()
+	one := func(id string) *sent {
+		return &sent{id: json.RawMessage(id), meta: map[string]json.RawMessage{mcp.MetaProgressToken: json.RawMessage(`7`)}}
+	}
+	progress := func(n int) string {
+		return fmt.Sprintf(`{"method":"notifications/progress","params":{"progressToken":7,"progress":%d}}`, n)
+	}
+	const answer = `{"id":"a","result":{}}`
+	for name, c := range map[string]struct {
+		sent     []*sent
+		messages []string
+		fault    string // of the last message
+	}{
+		"increases":        {[]*sent{one(`"a"`)}, []string{progress(1), progress(2), answer}, ""},
+		"repeated":         {[]*sent{one(`"a"`)}, []string{progress(1), progress(1)}, "progress 1 after 1"},
+		"after the answer": {[]*sent{one(`"a"`)}, []string{answer, progress(1)}, "progress for no request that runs"},
+		"two answers":      {[]*sent{one(`"a"`)}, []string{answer, answer}, "response 2 to 1 requests"},
+		"two share token":  {[]*sent{one(`"a"`), one(`"b"`)}, []string{progress(1), progress(1), progress(1)}, ""},
+		"two share all":    {[]*sent{one(`"a"`), one(`"a"`)}, []string{progress(1), progress(1), answer, answer}, ""},
+		"one of two left":  {[]*sent{one(`"a"`), one(`"b"`)}, []string{progress(3), answer, progress(1), progress(1)}, "progress 1 after 1"},
+		"both have ended":  {[]*sent{one(`"a"`), one(`"a"`)}, []string{answer, answer, progress(1)}, "progress for no request that runs"},
+	} {
+		var f flow
+		for i, m := range c.messages {
+			want := ""
+			if i == len(c.messages)-1 {
+				want = c.fault
+			}
+			got := ""
+			if err := f.next([]byte(m), c.sent); err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("%s: message %d: %q, want %q", name, i, got, want)
+			}
+		}
+	}
 }

@@ -232,14 +232,3 @@ func appendPayload(b []byte, m proto.Message) ([]byte, error) {
 	}
 	return b, nil
 }
-
-func unmarshal(m message, dst any) error {
-	pm, err := asProto(dst)
-	if err != nil {
-		return err
-	}
-	if err := proto.Unmarshal(m.join(), pm); err != nil {
-		return status.Errorf(codes.Internal, "failed to unmarshal the received message: %v", err)
-	}
-	return nil
-}

@@ -46,9 +46,10 @@ type child struct {
 	ready  chan struct{} // closed when it has served for the first time
 	failed chan struct{} // closed when it has ended before that
 
-	mu  sync.Mutex
-	pid int
-	url string
+	mu    sync.Mutex
+	pid   int
+	url   string
+	admin string
 }
 
 func newChild(cfg childConfig) *child {
@@ -60,7 +61,7 @@ func (c *child) process() Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.cfg.process
-	p.PID, p.URL = c.pid, c.url
+	p.PID, p.URL, p.Admin = c.pid, c.url, c.admin
 	return p
 }
 
@@ -166,6 +167,11 @@ func (c *child) line(ctx context.Context, line []byte, log *slog.Logger) {
 		url, _ := record["url"].(string)
 		c.serves(url, log)
 		return
+	}
+	if message == MessageAdmin {
+		c.mu.Lock()
+		c.admin, _ = record["url"].(string)
+		c.mu.Unlock()
 	}
 	var level slog.Level
 	text, _ := record[slog.LevelKey].(string)

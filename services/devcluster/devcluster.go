@@ -35,6 +35,8 @@ const (
 	MessageEdge   = "serving MCP"
 	MessageNATS   = "NATS node serves"
 	MessageWorker = "worker serves"
+	// MessageAdmin is of the admin listener of any of them.
+	MessageAdmin = "admin listener serves"
 )
 
 // Roles of processes.
@@ -72,6 +74,8 @@ type Config struct {
 	// workers of a pool by its name.
 	EdgeArgs   []string
 	WorkerArgs map[string][]string
+	// Admin gives each process an admin listener on a port of its own.
+	Admin bool
 	// Restart starts a process again that has ended by itself. Otherwise it
 	// stays away, as on a machine that is lost.
 	Restart bool
@@ -98,6 +102,8 @@ type Process struct {
 	PID int
 	// URL is where it is reached; empty for workers.
 	URL string
+	// Admin is the URL of its admin listener; empty when it has none.
+	Admin string
 }
 
 // Cluster is an actor: Run starts its processes and supervises them. The other
@@ -327,6 +333,9 @@ func (c *Cluster) newTier(s *spawner) *tier {
 // start starts one process; message is what it logs when it serves.
 func (t *tier) start(p Process, message string, args []string) {
 	cfg := &t.cluster.cfg
+	if cfg.Admin {
+		args = append(args, "--admin", "127.0.0.1:0")
+	}
 	child := newChild(childConfig{
 		process: p, message: message, binary: cfg.Binary,
 		args:    append([]string{"--log-format", "json", "--log-level", cfg.LogLevel.String()}, args...),

@@ -7,6 +7,7 @@ import (
 
 	"github.com/millrace/millrace/edge"
 	"github.com/millrace/millrace/proto/bus"
+	"github.com/millrace/millrace/services/devcluster"
 	"github.com/millrace/millrace/services/telemetry"
 )
 
@@ -68,7 +69,7 @@ func (m *measurement) newProcess(ctx context.Context, a *app) *process {
 func (m *measurement) actor(a *app) actor {
 	return actor{"telemetry", func(ctx context.Context) error {
 		if m.ln != nil {
-			a.log.Info("admin listener serves", "url", "http://"+m.ln.Addr().String())
+			a.log.Info(devcluster.MessageAdmin, "url", "http://"+m.ln.Addr().String())
 		}
 		return m.Run(ctx, m.ln)
 	}}

@@ -3,6 +3,7 @@ package docs
 
 import (
 	"context"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -155,4 +156,55 @@ func call(t *testing.T, server *localnats.Server, pool, params string) string {
 	request.Header.Set("Content-Type", "application/json")
 	e.Handler().ServeHTTP(recorder, request)
 	return recorder.Body.String()
+}
+
+// TestTestsThatAreNamed: the documentation names tests as evidence; each of them
+// is there.
+func TestTestsThatAreNamed(t *testing.T) {
+	t.Parallel()
+	there := map[string]bool{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path) //nolint:gosec // of the repository
+		for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`).FindAllSubmatch(source, -1) {
+			there[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob(filepath.Join(root, "docs/*.md"))
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no pages: %v", err)
+	}
+	named := 0
+	for _, page := range append(pages, filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md")) {
+		text, err := os.ReadFile(page) //nolint:gosec // of the repository
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`).FindAll(text, -1) {
+			named++
+			name := string(m)
+			// An argument of -run or -bench may be the beginning of names.
+			if !there[name] && !beginsOne(name, there) {
+				t.Errorf("%s names %s, which is no test", filepath.Base(page), name)
+			}
+		}
+	}
+	if named < 30 {
+		t.Errorf("only %d tests are named: the pages are not read as they should be", named)
+	}
+}
+
+func beginsOne(name string, there map[string]bool) bool {
+	for full := range there {
+		if strings.HasPrefix(full, name) {
+			return true
+		}
+	}
+	return false
 }
