@@ -26,27 +26,27 @@ func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byt
 	// A place in the stream belongs to one call: where several share a stream,
 	// messages have none.
 	out = struct{ exchange.Stream }{out}
-	responses := make([][]byte, len(elements))
+	responses := make([]jsonrpc.Pieces, len(elements))
 	var running sync.WaitGroup
 	for i, element := range elements {
 		running.Go(func() { responses[i] = e.serveElement(ctx, era, head, element, out) })
 	}
 	running.Wait()
-	var array []byte
+	var array jsonrpc.Pieces
 	for _, r := range responses {
 		if r == nil {
 			continue
 		}
-		sep := byte(',')
+		sep := ","
 		if array == nil {
-			sep = '['
+			sep = "["
 		}
-		array = append(append(array, sep), r...)
+		array = append(append(array, []byte(sep)), r...)
 	}
 	if array == nil {
 		return exchange.Answer{}
 	}
-	return exchange.Answer{Body: append(array, ']')}
+	return exchange.Answer{Body: append(array, []byte("]"))}
 }
 
 // batcher finds the era that takes batches, or says why there is none.
@@ -71,18 +71,18 @@ func (e *Edge) batcher(ctx context.Context, head *exchange.Request) (exchange.Er
 }
 
 // serveElement serves one message of a batch and returns its response, if any.
-func (e *Edge) serveElement(ctx context.Context, era exchange.Era, head exchange.Request, element []byte, out exchange.Stream) []byte {
+func (e *Edge) serveElement(ctx context.Context, era exchange.Era, head exchange.Request, element []byte, out exchange.Stream) jsonrpc.Pieces {
 	msg, err := jsonrpc.Decode(element, e.cfg.Limits)
 	if err != nil {
 		if isNotification(&msg, err) {
 			return nil
 		}
-		return jsonrpc.AppendError(nil, err.ID, err)
+		return jsonrpc.Whole(jsonrpc.AppendError(nil, err.ID, err))
 	}
 	req := head
 	req.Message = msg
-	refuse := func(message string) []byte {
-		return jsonrpc.AppendError(nil, msg.ID, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message})
+	refuse := func(message string) jsonrpc.Pieces {
+		return jsonrpc.Whole(jsonrpc.AppendError(nil, msg.ID, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: message}))
 	}
 	switch {
 	case msg.Method == mcp.MethodInitialize:

@@ -22,7 +22,7 @@ type connection struct {
 	peer *exchange.Peer
 	// write writes one message. It is called by many goroutines, and its error
 	// means that no later one will be read.
-	write func(msg []byte) error
+	write func(msg jsonrpc.Pieces) error
 	// awaitRead returns when the client has read the notifications of a call,
 	// the last of which was written at the given time, or soon.
 	awaitRead func(last time.Time)
@@ -157,7 +157,7 @@ func (c *connection) Open() bool { return true }
 func (c *connection) Begin() error { return nil }
 
 // Send writes a notification.
-func (c *connection) Send(msg []byte) error { return c.write(msg) }
+func (c *connection) Send(msg []byte) error { return c.write(jsonrpc.Whole(msg)) }
 
 // connectionCall is the connection as one message sees it.
 type connectionCall struct {

@@ -287,7 +287,7 @@ func (e *Edge) rejectStatus(w http.ResponseWriter, r *http.Request, status int, 
 	if !known {
 		rev = mcp.Assumed()
 	}
-	writeJSON(w, status, exchange.Refused(rev, status, err.ID, err).Body)
+	writeJSON(w, status, exchange.Refused(rev, status, err.ID, err).Body.Join())
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
@@ -300,12 +300,12 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 
 // writeJSON writes the answer to a client that may read slowly: one that takes
 // nothing for a while is given up.
-func (s *httpStream) writeJSON(status int, body []byte) {
+func (s *httpStream) writeJSON(status int, body jsonrpc.Pieces) {
 	h := s.w.Header()
 	h.Set("Content-Type", "application/json")
-	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Content-Length", strconv.Itoa(body.Len()))
 	s.w.WriteHeader(status)
-	if err := sse.WriteSlowly(s.w, body, s.cfg.WriteTimeout); err != nil && s.cfg.OnError != nil {
+	if err := sse.WriteSlowly(s.w, s.cfg.WriteTimeout, body...); err != nil && s.cfg.OnError != nil {
 		s.cfg.OnError(err)
 	}
 }
@@ -447,9 +447,19 @@ func (s *httpStream) finish(a exchange.Answer) {
 			s.mu.Unlock()
 		}
 		if a.Body != nil && !a.Withheld {
-			_ = s.writer.Event(sse.Event{ID: a.EventID, Data: oneLine(a.Body)}) // a client that left needs no answer
+			_ = writeEvent(s.writer, sse.Event{ID: a.EventID}, a.Body) // a client that left needs no answer
 		}
 	}
+}
+
+// writeEvent writes a message as an event.
+func writeEvent(w *sse.Writer, e sse.Event, msg jsonrpc.Pieces) error {
+	lines := oneLineEach(msg)
+	if len(lines) > 1 {
+		return w.EventOf(e, lines...)
+	}
+	e.Data = lines.Join()
+	return w.Event(e)
 }
 
 // close ends what runs beside the request. The response must not be touched

@@ -84,7 +84,7 @@ func (e *Edge) serveSSE(w http.ResponseWriter, r *http.Request) {
 		edge: e, peer: &exchange.Peer{Scope: rand.Text(), Revision: mcp.Oldest()},
 		handshake: true, limit: maxStreamRequests,
 		awaitRead: func(last time.Time) { time.Sleep(readPause - time.Since(last)) },
-		write:     func(msg []byte) error { return out.Event(sse.Event{Name: "message", Data: oneLine(msg)}) },
+		write:     func(msg jsonrpc.Pieces) error { return writeEvent(out, sse.Event{Name: "message"}, msg) },
 	}
 	e.streams.add(s)
 	// Relative, so that it is right under whatever name, scheme and path the

@@ -17,6 +17,15 @@ var separators = []struct{ raw, escaped []byte }{
 	{[]byte("\u2029"), []byte(`\u2029`)},
 }
 
+// oneLineEach is oneLine for a message in pieces.
+func oneLineEach(msg jsonrpc.Pieces) jsonrpc.Pieces {
+	lines := make(jsonrpc.Pieces, len(msg))
+	for i, piece := range msg {
+		lines[i] = oneLine(piece)
+	}
+	return lines
+}
+
 // oneLine returns a message that is one line to every reader. Raw line breaks
 // occur only in JSON that an author laid out by hand.
 func oneLine(msg []byte) []byte {

@@ -2,8 +2,10 @@ package edge
 
 import (
 	"context"
+	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -26,6 +28,28 @@ type results struct {
 	limit int64
 	wait  time.Duration
 	room  *semaphore.Weighted
+	// freed is how many bytes of results have become garbage since it was
+	// collected on their account, and collecting that it is collected now.
+	freed      atomic.Int64
+	collecting atomic.Bool
+}
+
+// collectAfter is how many bytes of large results become garbage before it is
+// collected. The collector of Go lets as much garbage lie as there is memory in
+// use, so that one result after another would take twice the memory of one.
+const collectAfter = 32 << 20
+
+// free gives room back that a result does not need any more.
+func (r *results) free(n int64) {
+	r.room.Release(n)
+	if r.freed.Add(n) < collectAfter || !r.collecting.CompareAndSwap(false, true) {
+		return
+	}
+	r.freed.Store(0)
+	go func() { // takes milliseconds, which the client need not wait for
+		runtime.GC()
+		r.collecting.Store(false)
+	}()
 }
 
 func newResults(limit int64) *results {
@@ -67,7 +91,7 @@ func (l *lease) release() {
 	defer l.mu.Unlock()
 	l.released = true
 	if l.held > 0 {
-		l.from.room.Release(l.held)
+		l.from.free(l.held)
 		l.held = 0
 	}
 }
@@ -92,7 +116,7 @@ func (r *results) take(ctx context.Context, size int) error {
 		return nil
 	}
 	// Nobody writes it: the room is needed as long as the call is.
-	context.AfterFunc(ctx, func() { r.room.Release(n) })
+	context.AfterFunc(ctx, func() { r.free(n) })
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"github.com/millrace/millrace/edge/jsonrpc"
 	"io"
 	"sync"
 	"time"
@@ -117,18 +118,21 @@ var (
 
 // writeLine writes one message as one line. After the first failure the
 // connection is over: running calls are cancelled.
-func (s *stdio) writeLine(msg []byte) error {
-	msg = oneLine(msg)
-	buf := make([]byte, 0, len(msg)+1)
-	buf = append(append(buf, msg...), '\n')
+func (s *stdio) writeLine(msg jsonrpc.Pieces) error {
+	line := append(oneLineEach(msg), []byte{'\n'})
+	if len(msg) == 1 { // one write where that costs little: others may be watching
+		line = jsonrpc.Whole(line.Join())
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.writeErr != nil {
-		return s.writeErr
-	}
-	if _, err := s.out.Write(buf); err != nil {
-		s.writeErr = fmt.Errorf("%w: %w", errStdio, err)
-		s.cancel(s.writeErr)
+	for _, piece := range line {
+		if s.writeErr != nil {
+			break
+		}
+		if _, err := s.out.Write(piece); err != nil {
+			s.writeErr = fmt.Errorf("%w: %w", errStdio, err)
+			s.cancel(s.writeErr)
+		}
 	}
 	return s.writeErr
 }

@@ -48,7 +48,7 @@ type Answer struct {
 	// RetryAfter is set as Retry-After, rounded up to seconds, when positive.
 	RetryAfter time.Duration
 	// Body is the JSON-RPC response; nil when there is none.
-	Body []byte
+	Body jsonrpc.Pieces
 	// Code is the code of the error in Body; 0 when there is none.
 	Code int
 	// Withheld: the client has cancelled the request and expects no answer.
@@ -248,14 +248,14 @@ func (c *Calls) Len() int {
 	return n
 }
 
-// Succeeded is the answer with a result.
-func Succeeded(id, result []byte) Answer {
-	return Answer{Body: jsonrpc.AppendResult(nil, id, result)}
+// Succeeded is the answer with a result. It keeps the pieces of a large one.
+func Succeeded(id []byte, result jsonrpc.Pieces) Answer {
+	return Answer{Body: jsonrpc.ResultPieces(id, result)}
 }
 
 // Failed is the answer with an error, under HTTP status 200.
 func Failed(id []byte, err *jsonrpc.Error) Answer {
-	return Answer{Code: err.Code, Body: jsonrpc.AppendError(nil, id, err)}
+	return Answer{Code: err.Code, Body: jsonrpc.Whole(jsonrpc.AppendError(nil, id, err))}
 }
 
 // Refused is the answer to a message that is not served at all. Without an id
@@ -263,7 +263,7 @@ func Failed(id []byte, err *jsonrpc.Error) Answer {
 // schemas of the revisions do where the id of an error is optional.
 func Refused(rev *mcp.Revision, status int, id []byte, err *jsonrpc.Error) Answer {
 	if id == nil && !rev.NullErrorID {
-		return Answer{Status: status, Code: err.Code, Body: jsonrpc.AppendErrorWithoutID(nil, err)}
+		return Answer{Status: status, Code: err.Code, Body: jsonrpc.Whole(jsonrpc.AppendErrorWithoutID(nil, err))}
 	}
-	return Answer{Status: status, Code: err.Code, Body: jsonrpc.AppendError(nil, id, err)}
+	return Answer{Status: status, Code: err.Code, Body: jsonrpc.Whole(jsonrpc.AppendError(nil, id, err))}
 }

@@ -113,7 +113,7 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	}
 	switch m.Method {
 	case mcp.MethodPing:
-		return exchange.Succeeded(m.ID, e.Methods.Render.Empty(client.Revision))
+		return exchange.Succeeded(m.ID, jsonrpc.Whole(e.Methods.Render.Empty(client.Revision)))
 	case mcp.MethodSetLevel:
 		return e.setLevel(ctx, client, m)
 	case mcp.MethodSubscribe, mcp.MethodUnsubscribe:
@@ -155,7 +155,7 @@ func (e *Era) initialize(req *exchange.Request) exchange.Answer {
 	}
 	clientCapabilities = fitCapabilities(rev, clientCapabilities)
 	known := e.Methods.Backend.Known(methods.Caller(req.Principal))
-	answer := exchange.Succeeded(m.ID, e.Methods.Render.Initialization(rev, known.Instructions))
+	answer := exchange.Succeeded(m.ID, jsonrpc.Whole(e.Methods.Render.Initialization(rev, known.Instructions)))
 	if req.Peer != nil {
 		req.Peer.SetHandshake(&exchange.Handshake{Revision: rev, ClientInfo: clientInfo, Capabilities: clientCapabilities})
 		return answer

@@ -276,10 +276,10 @@ func (r *resumable) finish(a exchange.Answer, reply methods.Reply) exchange.Answ
 	switch {
 	case reply.Error != nil:
 		r.end(endStatus(reply.Error))
-	case (r.unkept || r.at.Round == 0) && len(reply.Result) <= maxKept:
+	case (r.unkept || r.at.Round == 0) && reply.Result.Len() <= maxKept:
 		// The client got its place while the call was on its way to a worker
 		// that then answered at once: it may have left before.
-		r.end(endResult(reply.Result))
+		r.end(endResult(reply.Result.Join()))
 	}
 	// From now on it is needed no longer than the events.
 	_ = r.resume.Calls.EndCall(r.client.Scope, r.stream, r.continuation())

@@ -326,7 +326,7 @@ func (f *final) answer(id []byte) exchange.Answer {
 	if f.err != nil {
 		return exchange.Failed(id, f.err)
 	}
-	return exchange.Succeeded(id, f.result)
+	return exchange.Succeeded(id, jsonrpc.Whole(f.result))
 }
 
 var errNotKept = status.Error(codes.ResourceExhausted,

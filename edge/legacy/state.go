@@ -2,7 +2,6 @@ package legacy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -138,7 +137,7 @@ func (e *Era) changed(ctx context.Context, c *caller, m *jsonrpc.Message, err er
 			SessionChanged: &millracev1.SessionChanged{Scope: c.Scope},
 		}})
 	}
-	return exchange.Succeeded(m.ID, json.RawMessage("{}"))
+	return exchange.Succeeded(m.ID, jsonrpc.Whole([]byte("{}")))
 }
 
 // notStored says why a change of a session could not be made, and when to try

@@ -91,7 +91,7 @@ type Round struct {
 // Reply is how a method ended: exactly one of Result, Error and NeedsInput is
 // set.
 type Reply struct {
-	Result     []byte
+	Result     jsonrpc.Pieces
 	Error      *jsonrpc.Error
 	NeedsInput *millracev1.NeedsInput
 	// Failure is the reason behind an Error or Result that says a call failed.
@@ -173,7 +173,10 @@ type request struct {
 func (r *request) list(ctx context.Context, l render.List) Reply {
 	s := r.Backend.Snapshot(ctx, Caller(r.client.Principal))
 	page, err := r.Render.ListPage(r.client.Revision, l, s, owner(r.client.Principal), r.m.Params.Get("cursor"))
-	return Reply{Result: page, Error: err}
+	if err != nil {
+		return Reply{Error: err}
+	}
+	return Reply{Result: jsonrpc.Whole(page)}
 }
 
 func (r *request) callTool(ctx context.Context) Reply {
@@ -190,7 +193,7 @@ func (r *request) callTool(ctx context.Context) Reply {
 				Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
 			}, o)
 		}
-		return reply(r, outcome, func(res *millracev1.ToolResult) []byte { return r.Render.ToolResult(r.client.Revision, res) })
+		return reply(r, outcome, func(res *millracev1.ToolResult) jsonrpc.Pieces { return r.Render.ToolResult(r.client.Revision, res) })
 	})
 }
 
@@ -208,7 +211,7 @@ func (r *request) readResource(ctx context.Context) Reply {
 				Context: cc, Uri: uri, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
 			}, o)
 		}
-		return reply(r, outcome, func(res *millracev1.ResourceResult) []byte {
+		return reply(r, outcome, func(res *millracev1.ResourceResult) jsonrpc.Pieces {
 			if r.round.Resume != nil {
 				// It depends on answers that are no part of a cache's key
 				// (server/utilities/caching, "Cache Key").
@@ -237,7 +240,9 @@ func (r *request) getPrompt(ctx context.Context) Reply {
 				Context: cc, Name: name, Arguments: arguments, Meta: r.m.Meta.Raw, Resume: r.round.Resume,
 			}, o)
 		}
-		return reply(r, outcome, func(res *millracev1.PromptResult) []byte { return r.Render.PromptResult(r.client.Revision, res) })
+		return reply(r, outcome, func(res *millracev1.PromptResult) jsonrpc.Pieces {
+			return r.Render.PromptResult(r.client.Revision, res)
+		})
 	})
 }
 
@@ -257,7 +262,7 @@ func (r *request) complete(ctx context.Context) Reply {
 		if failure != nil {
 			return r.Failed(r.client, r.m, failure)
 		}
-		return Reply{Result: r.Render.Completion(r.client.Revision, resp)}
+		return Reply{Result: jsonrpc.Whole(r.Render.Completion(r.client.Revision, resp))}
 	})
 }
 
@@ -297,7 +302,7 @@ func withOptions(r *request, call func(*millracev1.CallContext, backend.Options)
 }
 
 // reply turns the outcome of a call into a reply.
-func reply[R comparable](r *request, o backend.Outcome[R], result func(R) []byte) Reply {
+func reply[R comparable](r *request, o backend.Outcome[R], result func(R) jsonrpc.Pieces) Reply {
 	var none R
 	switch {
 	case o.Result != none:

@@ -33,6 +33,8 @@ type Renderer struct {
 type object struct {
 	buf   []byte
 	begun bool
+	// before is what precedes buf: large values and what is between them.
+	before jsonrpc.Pieces
 }
 
 func newObject(size int) *object { return &object{buf: append(make([]byte, 0, size), '{')} }
@@ -44,6 +46,18 @@ func (o *object) raw(key string, value []byte) {
 	}
 	o.key(key)
 	o.buf = append(o.buf, value...)
+}
+
+// large adds a member like raw. A large value is not copied: an object with one
+// ends with pieces.
+func (o *object) large(key string, value []byte) {
+	if len(value) < jsonrpc.LargeBytes {
+		o.raw(key, value)
+		return
+	}
+	o.key(key)
+	o.before = append(o.before, o.buf, value)
+	o.buf = make([]byte, 0, 256)
 }
 
 func (o *object) string(key, value string) {
@@ -91,6 +105,20 @@ func (o *object) key(key string) {
 
 func (o *object) end() []byte { return append(o.buf, '}') }
 
+func (o *object) pieces() jsonrpc.Pieces { return append(o.before, o.end()) }
+
+// room is what values take in the buffer of an object that they are added to by
+// large.
+func room(values ...[]byte) int {
+	n := 0
+	for _, v := range values {
+		if len(v) < jsonrpc.LargeBytes {
+			n += len(v)
+		}
+	}
+	return n
+}
+
 // begin opens a result with what the revision wants in every result.
 func (r *Renderer) begin(rev *mcp.Revision, meta []byte, size int) *object {
 	return r.beginAs(rev, mcp.ResultComplete, meta, size)
@@ -131,22 +159,22 @@ func cacheScope(s *catalog.Snapshot) string {
 func (r *Renderer) Empty(rev *mcp.Revision) []byte { return r.begin(rev, nil, 0).end() }
 
 // ToolResult writes the result of a tool call (tools, "Tool Result").
-func (r *Renderer) ToolResult(rev *mcp.Revision, res *millracev1.ToolResult) []byte {
-	size := len(res.GetContent()) + len(res.GetStructuredContent()) + len(res.GetExtra())
+func (r *Renderer) ToolResult(rev *mcp.Revision, res *millracev1.ToolResult) jsonrpc.Pieces {
+	size := room(res.GetContent(), res.GetStructuredContent()) + len(res.GetExtra())
 	o := r.begin(rev, res.GetMeta(), size)
 	content := res.GetContent()
 	if len(content) == 0 {
 		content = []byte("[]")
 	}
-	o.raw("content", fitContent(rev, content))
+	o.large("content", fitContent(rev, content))
 	if structuredFits(rev, res.GetStructuredContent()) {
-		o.raw("structuredContent", res.GetStructuredContent())
+		o.large("structuredContent", res.GetStructuredContent())
 	}
 	if res.GetIsError() {
 		o.raw("isError", []byte("true"))
 	}
 	o.members(res.GetExtra(), "content", "structuredContent", "isError", "_meta", "resultType")
-	return o.end()
+	return o.pieces()
 }
 
 // structuredFits reports whether the revision can carry the value.
@@ -160,22 +188,22 @@ func isObject(raw []byte) bool {
 }
 
 // ToolError writes a tool result that shows a model what it did wrong.
-func (r *Renderer) ToolError(rev *mcp.Revision, text string) []byte {
+func (r *Renderer) ToolError(rev *mcp.Revision, text string) jsonrpc.Pieces {
 	content := append([]byte(`[{"type":"text","text":`), jsonrpc.AppendString(nil, text)...)
 	content = append(content, `}]`...)
 	return r.ToolResult(rev, &millracev1.ToolResult{Content: content, IsError: true})
 }
 
 // ResourceResult writes what resources/read found.
-func (r *Renderer) ResourceResult(rev *mcp.Revision, res *millracev1.ResourceResult) []byte {
-	o := r.begin(rev, res.GetMeta(), len(res.GetContents()))
-	o.raw("contents", fitContents(rev, res.GetContents()))
+func (r *Renderer) ResourceResult(rev *mcp.Revision, res *millracev1.ResourceResult) jsonrpc.Pieces {
+	o := r.begin(rev, res.GetMeta(), room(res.GetContents()))
+	o.large("contents", fitContents(rev, res.GetContents()))
 	scope := mcp.CachePrivate
 	if res.GetPublic() {
 		scope = mcp.CachePublic
 	}
 	o.cache(rev, time.Duration(res.GetTtlMs())*time.Millisecond, scope)
-	return o.end()
+	return o.pieces()
 }
 
 // Progress writes a progress notification for the token of a request.
@@ -202,13 +230,13 @@ func LogMessage(l *millracev1.LogMessage) []byte {
 }
 
 // PromptResult writes a prompt, filled in.
-func (r *Renderer) PromptResult(rev *mcp.Revision, res *millracev1.PromptResult) []byte {
-	o := r.begin(rev, res.GetMeta(), len(res.GetMessages())+len(res.GetDescription()))
+func (r *Renderer) PromptResult(rev *mcp.Revision, res *millracev1.PromptResult) jsonrpc.Pieces {
+	o := r.begin(rev, res.GetMeta(), room(res.GetMessages())+len(res.GetDescription()))
 	if res.GetDescription() != "" {
 		o.string("description", res.GetDescription())
 	}
-	o.raw("messages", fitMessages(rev, res.GetMessages()))
-	return o.end()
+	o.large("messages", fitMessages(rev, res.GetMessages()))
+	return o.pieces()
 }
 
 // maxCompletions is the most values one completion may have ("Completion

@@ -31,11 +31,11 @@ func TestToolResultPerRevision(t *testing.T) {
 		"2025-11-25": `{"_meta":{"m":[1,null]},"content":` + content + `,"x-foo":1e2}`,
 		"2026-07-28": `{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s"},"m":[1,null]},"content":` + content + `,"structuredContent":[1.10],"x-foo":1e2}`,
 	} {
-		if got := string(r.ToolResult(revision(t, date), res)); got != want {
+		if got := string(r.ToolResult(revision(t, date), res).Join()); got != want {
 			t.Errorf("%s:\ngot  %s\nwant %s", date, got, want)
 		}
 	}
-	empty := string(r.ToolResult(revision(t, "2025-11-25"), &millracev1.ToolResult{IsError: true}))
+	empty := string(r.ToolResult(revision(t, "2025-11-25"), &millracev1.ToolResult{IsError: true}).Join())
 	if want := `{"content":[],"isError":true}`; empty != want {
 		t.Errorf("empty result: got %s, want %s", empty, want)
 	}

@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"slices"
@@ -87,7 +88,7 @@ func (w *Writer) Start(status int) error {
 			return nil
 		}
 		w.header(status)
-		return w.send(nil)
+		return w.send()
 	})
 }
 
@@ -114,6 +115,23 @@ func (w *Writer) Event(events ...Event) error {
 			w.buf = buf
 		}
 		return w.send(buf)
+	})
+}
+
+// EventOf writes one event whose data is in pieces that hold no line end, as for
+// instance a large JSON text on one line. The pieces are not copied. The Data of
+// e is not looked at.
+func (w *Writer) EventOf(e Event, data ...[]byte) error {
+	return w.do(func() error {
+		// Written around something that takes the place of the data.
+		const place, end = "-", "\n\n"
+		e.Data = []byte(place)
+		head, err := appendEvent(nil, e)
+		if err != nil {
+			return err
+		}
+		pieces := append([][]byte{bytes.TrimSuffix(head, []byte(place+end))}, data...)
+		return w.send(append(pieces, []byte(end))...)
 	})
 }
 
@@ -205,13 +223,15 @@ func (w *Writer) header(status int) {
 
 // send writes and flushes under the deadline. The deadline is taken back
 // afterwards: on HTTP/2 it would end an idle stream when it passes.
-func (w *Writer) send(b []byte) error {
+func (w *Writer) send(pieces ...[]byte) error {
 	if !w.started.Load() {
 		w.header(http.StatusOK)
 	}
 	err := w.deadline(w.cfg.WriteTimeout)
-	if err == nil && len(b) > 0 {
-		err = w.write(b)
+	for _, b := range pieces {
+		if err == nil && len(b) > 0 {
+			err = w.write(b)
+		}
 	}
 	if err == nil {
 		err = w.rc.Flush()
@@ -250,19 +270,30 @@ func (w *Writer) write(b []byte) error {
 	return err
 }
 
-// WriteSlowly writes a body that is no stream, and gives up a client that takes
+// WriteSlowly writes a body that is no stream, in pieces, and gives up a client that takes
 // nothing for the timeout (0: 30 s; negative: never). The rest of the response
 // has the same time to get out.
-func WriteSlowly(to http.ResponseWriter, body []byte, timeout time.Duration) error {
-	if len(body) <= piece {
-		_, err := to.Write(body) // buffers take it
-		return err
+func WriteSlowly(to http.ResponseWriter, timeout time.Duration, body ...[]byte) error {
+	var w *Writer
+	for _, b := range body {
+		var err error
+		switch {
+		case w == nil && len(b) <= piece: // buffers take it
+			_, err = to.Write(b)
+		case w == nil:
+			w = NewWriter(to, Config{WriteTimeout: timeout})
+			if err = w.deadline(w.cfg.WriteTimeout); err != nil {
+				break
+			}
+			err = w.write(b)
+		default:
+			err = w.write(b)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	w := NewWriter(to, Config{WriteTimeout: timeout})
-	if err := w.deadline(w.cfg.WriteTimeout); err != nil {
-		return err
-	}
-	return w.write(body)
+	return nil
 }
 
 // deadline sets when writing must be done; a negative d means never.

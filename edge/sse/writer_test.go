@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,45 @@ func TestBytes(t *testing.T) {
 		if got := rec.Body.String(); got != c.want {
 			t.Errorf("%+v:\ngot  %q\nwant %q", c.event, got, c.want)
 		}
+	}
+}
+
+// TestEventOf: an event in pieces is written like the same event in one.
+func TestEventOf(t *testing.T) {
+	t.Parallel()
+	for _, e := range []Event{
+		{},
+		{ID: "s.1.0"},
+		{Retry: time.Second},
+		{ID: "7", Name: "message", Retry: 1500 * time.Millisecond},
+	} {
+		for _, pieces := range [][][]byte{nil, {[]byte(`{"a":1}`)}, {[]byte(`{"a":`), []byte("-"), bytes.Repeat([]byte("1"), 2*piece), []byte("}")}} {
+			whole, inPieces := httptest.NewRecorder(), httptest.NewRecorder()
+			w := NewWriter(inPieces, Config{})
+			if err := w.EventOf(e, pieces...); err != nil {
+				t.Fatal(err)
+			}
+			e.Data = bytes.Join(pieces, nil)
+			v := NewWriter(whole, Config{})
+			if err := v.Event(e); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(w.Close(), v.Close()); err != nil {
+				t.Fatal(err)
+			}
+			want := whole.Body.String()
+			if len(e.Data) == 0 && e.Retry > 0 && e.ID == "" {
+				want = "retry: 1000\ndata: \n\n" // this one is never without data
+			}
+			if got := inPieces.Body.String(); got != want {
+				t.Errorf("%+v with %d pieces: %.100q, want %.100q", e, len(pieces), got, want)
+			}
+			e.Data = nil
+		}
+	}
+	w := NewWriter(httptest.NewRecorder(), Config{})
+	if err := w.EventOf(Event{ID: "a\nb"}, []byte("x")); !errors.Is(err, ErrField) {
+		t.Errorf("a line end in an id: %v", err)
 	}
 }
 

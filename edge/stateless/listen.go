@@ -57,7 +57,7 @@ func (e *Era) listen(ctx context.Context, c *methods.Client, m *jsonrpc.Message,
 	if out.Send(render.Cancelled(m.ID, "the server is stopping")) != nil {
 		return exchange.Answer{Withheld: true}
 	}
-	return exchange.Succeeded(m.ID, e.Methods.Render.SubscriptionEnded(c.Revision, m.ID))
+	return exchange.Succeeded(m.ID, jsonrpc.Whole(e.Methods.Render.SubscriptionEnded(c.Revision, m.ID)))
 }
 
 // filter is what a client wants to be told.

@@ -73,7 +73,7 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	}
 	if m.Method == mcp.MethodDiscover {
 		known := e.Methods.Backend.Known(methods.Caller(req.Principal))
-		return exchange.Succeeded(m.ID, e.Methods.Render.Discovery(client.Revision, known))
+		return exchange.Succeeded(m.ID, jsonrpc.Whole(e.Methods.Render.Discovery(client.Revision, known)))
 	}
 	if m.Method == mcp.MethodListen {
 		return e.listen(ctx, client, m, out)
@@ -108,7 +108,7 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 		if err != nil {
 			return exchange.Failed(m.ID, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"})
 		}
-		return exchange.Succeeded(m.ID, e.Methods.Render.InputRequired(client.Revision, reply.NeedsInput, state))
+		return exchange.Succeeded(m.ID, jsonrpc.Whole(e.Methods.Render.InputRequired(client.Revision, reply.NeedsInput, state)))
 	case reply.Error == nil:
 		return exchange.Succeeded(m.ID, reply.Result)
 	}

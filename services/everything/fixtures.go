@@ -16,6 +16,10 @@ import (
 // may have, so that clients can see what happens then.
 const maxBig = 80 << 20
 
+// bigSlots is how many results of the tool big an instance makes at the same
+// time: each takes a few times its size until it is on its way.
+const bigSlots = 8
+
 // addTestTools adds what tests of ours need.
 func (e *Everything) addTestTools() {
 	e.worker.AddRawTool(worker.Tool{
@@ -25,6 +29,7 @@ func (e *Everything) addTestTools() {
 	})
 	worker.AddTool(e.worker, worker.Tool{
 		Name: "big", Description: "Returns as many bytes as it is told, as a text, in a resource (as: blob) or as structured content (as: structured).", Annotations: readOnly(),
+		Slots: bigSlots,
 	}, func(_ context.Context, _ *worker.Call, in struct {
 		Bytes int    `json:"bytes" jsonschema:"how long it is"`
 		As    string `json:"as,omitempty" jsonschema:"text, blob or structured; text if left out"`

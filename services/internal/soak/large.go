@@ -55,14 +55,19 @@ func largeResults(ctx context.Context, o options, cluster *devcluster.Cluster, s
 	row := func(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
 	row("50 MiB RESULTS\tPROCESS\tGROWN MiB\tTIMES\tMAY BE\t")
 	held := true
+	idle := map[string]float64{} // memory before the first large result
 	measure := func(what string, processes []holder, limit float64, do func() error) error {
-		before := map[string]float64{}
 		for _, p := range processes {
-			rss, err := peakFromNow(p.pid)
-			if err != nil {
+			if err := forgetPeak(p.pid); err != nil {
 				return err
 			}
-			before[p.name] = rss
+			if _, ok := idle[p.name]; !ok {
+				rss, err := resident(p.pid, "VmRSS")
+				if err != nil {
+					return err
+				}
+				idle[p.name] = rss
+			}
 		}
 		if err := do(); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -72,7 +77,7 @@ func largeResults(ctx context.Context, o options, cluster *devcluster.Cluster, s
 			if err != nil {
 				return err
 			}
-			grown := peak - before[p.name]
+			grown := peak - idle[p.name]
 			row("%s\t%s\t%.0f\t%.1f\t%.0f MiB\t", what, p.name, grown, grown/50, limit)
 			held = held && grown < limit
 		}
@@ -122,13 +127,9 @@ func largeResults(ctx context.Context, o options, cluster *devcluster.Cluster, s
 	return nil
 }
 
-// peakFromNow has the kernel note the highest memory of a process anew, and
-// returns what it has now, in MiB.
-func peakFromNow(pid int) (float64, error) {
-	if err := os.WriteFile("/proc/"+strconv.Itoa(pid)+"/clear_refs", []byte("5"), 0); err != nil {
-		return 0, err
-	}
-	return resident(pid, "VmRSS")
+// forgetPeak has the kernel note the highest memory of a process anew.
+func forgetPeak(pid int) error {
+	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/clear_refs", []byte("5"), 0)
 }
 
 // largeArguments are those of a call that returns a large result.
