@@ -333,7 +333,7 @@ func (l *link) InProcessConn() (net.Conn, error) {
 	return conn, err
 }
 
-// cut ends all connections, and there will be no others.
+// cut ends all connections, and there will be no others until it is mended.
 func (l *link) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -341,6 +341,13 @@ func (l *link) cut() {
 	for _, conn := range l.conns {
 		conn.Close()
 	}
+}
+
+// mend allows connections again.
+func (l *link) mend() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dead = false
 }
 
 // blink ends all connections; others may be made.
