@@ -144,8 +144,7 @@ func (c *cluster) startNode() *node {
 	conn := c.connect("edge", n.link)
 	cfg := c.cfg
 	var err error
-	// Who is patient with workers is so with the store.
-	if n.store, err = jetstream.New(conn, jetstream.Config{Memory: true, RequestTimeout: cfg.acceptBudget / 5, Logger: cfg.Logger}); err != nil {
+	if n.store, err = jetstream.New(conn, jetstream.Config{Memory: true, Logger: cfg.Logger}); err != nil {
 		c.t.Error(err)
 		return n
 	}

@@ -100,9 +100,6 @@ type Config struct {
 	CallStats, PeerStats []stats.Handler
 	// Logger is the edge's log; nil discards.
 	Logger *slog.Logger
-
-	// acceptBudget is bus.ClientConfig.AcceptBudget, for tests on busy machines.
-	acceptBudget time.Duration
 }
 
 // Edge serves clients. Run must be running while it serves.
@@ -185,7 +182,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
 	})
 	e.client = bus.NewClient(conn, bus.ClientConfig{
-		AcceptBudget: cfg.acceptBudget, StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
+		StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
 		Restored: func() {
 			select {
 			case e.restored <- struct{}{}:
