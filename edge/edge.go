@@ -100,9 +100,6 @@ type Config struct {
 	CallStats, PeerStats []stats.Handler
 	// Logger is the edge's log; nil discards.
 	Logger *slog.Logger
-
-	// acceptBudget is bus.ClientConfig.AcceptBudget, for tests on busy machines.
-	acceptBudget time.Duration
 }
 
 // Edge serves clients. Run must be running while it serves.
@@ -134,6 +131,9 @@ type Edge struct {
 	stopping context.Context
 	stop     context.CancelFunc
 	sessions *legacy.Era
+	// restored says that the connection to the bus was lost and is back. The
+	// connection sends; when it is full that is known already. Never closed.
+	restored chan struct{}
 }
 
 // New returns an edge on a connection to the bus, which stays the caller's.
@@ -173,6 +173,8 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		auth:  authenticator,
 		ring:  ring,
 		calls: &exchange.Calls{},
+
+		restored: make(chan struct{}, 1),
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
@@ -180,7 +182,13 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
 	})
 	e.client = bus.NewClient(conn, bus.ClientConfig{
-		AcceptBudget: cfg.acceptBudget, StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
+		StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
+		Restored: func() {
+			select {
+			case e.restored <- struct{}{}:
+			default:
+			}
+		},
 	})
 	e.present.watcher = e.watcher
 	e.draining, e.drain = context.WithCancel(context.Background())
@@ -246,7 +254,35 @@ func (e *Edge) Run(ctx context.Context) error {
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error { e.present.run(ctx); return nil })
 	g.Go(func() error { return e.catalog.Run(ctx) })
+	g.Go(func() error { e.makeUp(ctx); return nil })
 	return g.Wait()
+}
+
+// makeUp makes up for what was missed while the bus was not there, until ctx ends.
+func (e *Edge) makeUp(ctx context.Context) {
+	for {
+		select {
+		case <-e.restored:
+		case <-ctx.Done():
+			return
+		}
+		// Not before everything is heard again. When the connection is lost
+		// meanwhile, this comes again.
+		err := e.sync(ctx)
+		for err != nil && ctx.Err() == nil && e.conn.Connected() {
+			err = e.sync(ctx)
+		}
+		if err == nil {
+			e.sessions.Changes.Missed()
+			e.sessions.NewsMissed()
+		}
+	}
+}
+
+func (e *Edge) sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return e.client.Sync(ctx)
 }
 
 // Catalog returns what workers announce, as this edge sees it.
@@ -277,7 +313,7 @@ func (e *Edge) lost(m bus.Member) {
 	e.client.Lost(m.Instance, m.Epoch)
 	e.present.lost(m.Instance)
 	if m.Pool == peer.Pool {
-		e.sessions.EdgeLost()
+		e.sessions.NewsMissed()
 	}
 	if e.cfg.Lost != nil {
 		e.cfg.Lost(m)

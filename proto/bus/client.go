@@ -82,6 +82,10 @@ type ClientConfig struct {
 	// StatsHandlers hear what happens to every call, as those of gRPC do; of
 	// connections they hear nothing.
 	StatsHandlers []stats.Handler
+	// Restored is called when the connection was lost and is back: what others
+	// broadcast or announced between was lost. The connection's own goroutine
+	// calls it, while Run runs, and it must not block. Nil: nobody is told.
+	Restored func()
 	// Logger receives faults of peers; nil discards them.
 	Logger *slog.Logger
 }
@@ -194,7 +198,12 @@ func (c *Client) Run(ctx context.Context) error {
 	c.sub.Store(sub)
 	remove := c.conn.listen(&connListener{
 		down: func() { c.failAll("the connection to the bus was lost") },
-		up:   c.sendCancels,
+		up: func() {
+			c.sendCancels()
+			if c.cfg.Restored != nil {
+				c.cfg.Restored()
+			}
+		},
 		slow: func(s *nats.Subscription) {
 			if s == sub {
 				c.failAll("frames were dropped because they were not read in time")
