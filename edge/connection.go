@@ -62,10 +62,16 @@ func (c *connection) accept(ctx context.Context, p packet) {
 	settled := c.peer.Handshake()
 	call := &connectionCall{connection: c}
 	req := &exchange.Request{Message: p.msg, Peer: c.peer, Handshake: settled, Principal: p.principal}
-	serve := func(ctx context.Context) { call.answer(c.serve(ctx, req, call)) }
+	serve := func(ctx context.Context) {
+		defer call.lease.release()
+		call.answer(c.serve(call.lease.with(ctx), req, call))
+	}
 	switch {
 	case p.batch:
-		serve = func(ctx context.Context) { call.answer(c.edge.serveBatch(ctx, *req, p.raw, call)) }
+		serve = func(ctx context.Context) {
+			defer call.lease.release()
+			call.answer(c.edge.serveBatch(call.lease.with(ctx), *req, p.raw, call))
+		}
 	case p.err != nil:
 		if isNotification(&p.msg, p.err) {
 			return
@@ -156,6 +162,7 @@ func (c *connection) Send(msg []byte) error { return c.write(msg) }
 // connectionCall is the connection as one message sees it.
 type connectionCall struct {
 	*connection
+	lease lease
 	// notified is when a notification was last written for this message; nil:
 	// never. Of a batch, whose messages run side by side, for any of them.
 	notified atomic.Pointer[time.Time]

@@ -12,9 +12,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -61,8 +63,20 @@ type Config struct {
 	RequiredScopes []string
 	// Limits bounds one message; the zero value means 16 MiB and 512 levels.
 	Limits jsonrpc.Limits
-	// CallTimeout and CallCeiling bound a call, see backend.Config.
+	// CallTimeout and CallCeiling bound a call, see backend.Config; the ceiling is
+	// an hour at most.
 	CallTimeout, CallCeiling time.Duration
+	// SlotWait is how long a call waits while all instances of its pool are busy;
+	// 0 means 500 ms.
+	SlotWait time.Duration
+	// MaxResult is the most bytes of one result; 0 means 64 MiB.
+	MaxResult int
+	// MaxResultsInFlight is the most bytes of all results that are on their way
+	// through the edge, from the worker until they are written to the client; 0
+	// means 256 MiB. A result that finds no room waits at its worker. Those that
+	// fit into the window of the bus are not counted. What the edge needs in
+	// memory is a few times as much, as it writes a result anew for its client.
+	MaxResultsInFlight int64
 	// AskTimeout is how long a client may take to answer a request of a tool;
 	// 0 means 10 min.
 	AskTimeout time.Duration
@@ -73,6 +87,9 @@ type Config struct {
 	// Grace is how long running calls may go on after stdin has ended; 0 means
 	// 10 s.
 	Grace time.Duration
+	// NamespaceConflicts: a tool or prompt whose name another pool keeps is offered
+	// as POOL.NAME instead of not at all. All edges should agree.
+	NamespaceConflicts bool
 	// PageSize is the most items of one list page; 0 means 1,000.
 	PageSize int
 	// ListTTL is how long clients may keep a list; 0 means 5 s.
@@ -89,6 +106,9 @@ type Config struct {
 	Streams *jetstream.Store
 	// SessionMaxAge is the absolute age of a session; 0 means 24 h.
 	SessionMaxAge time.Duration
+	// SessionIdle is how long a session that has changed something may go unused;
+	// 0 means 30 min.
+	SessionIdle time.Duration
 	// Observer hears of the messages of clients, Calls of the calls to workers,
 	// and Lost of instances that vanished or left (as bus.WatcherConfig.OnLost);
 	// nil: nobody does.
@@ -121,6 +141,9 @@ type Edge struct {
 	guard   guard
 	auth    auth.Authenticator // nil: nobody is asked
 	open    atomic.Int64       // SSE streams
+	results *results
+	// onCutOff is cutOff, made once.
+	onCutOff func(error)
 
 	bodies bufferPool
 	// draining is done when the edge is to become unready; drain does that.
@@ -141,6 +164,8 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	cfg.Server.Name = cmp.Or(cfg.Server.Name, "millrace")
 	cfg.Server.Version = cmp.Or(cfg.Server.Version, "0.0.0")
 	cfg.Limits.MaxBytes = cmp.Or(cfg.Limits.MaxBytes, 16<<20)
+	cfg.MaxResult = cmp.Or(cfg.MaxResult, 64<<20)
+	cfg.MaxResultsInFlight = cmp.Or(cfg.MaxResultsInFlight, 256<<20)
 	cfg.Keepalive = cmp.Or(cfg.Keepalive, 15*time.Second)
 	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 30*time.Second)
 	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
@@ -148,6 +173,9 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	cfg.ListTTL = cmp.Or(cfg.ListTTL, 5*time.Second)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.CallCeiling > time.Hour {
+		return nil, fmt.Errorf("edge: CallCeiling is %v, and no call may take more than an hour", cfg.CallCeiling)
 	}
 	server, err := json.Marshal(cfg.Server)
 	if err != nil {
@@ -181,7 +209,10 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		OnLost: e.lost,
 		Heard:  func(instance string) uint64 { return e.client.Heard(instance) },
 	})
+	e.onCutOff = e.cutOff
+	e.results = newResults(cfg.MaxResultsInFlight)
 	e.client = bus.NewClient(conn, bus.ClientConfig{
+		WaitBudget: cfg.SlotWait, MaxRecvMsgSize: cfg.MaxResult + envelope, Room: e.results.take,
 		StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
 		Restored: func() {
 			select {
@@ -193,7 +224,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	e.present.watcher = e.watcher
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.stopping, e.stop = context.WithCancel(context.Background())
-	e.catalog = catalog.New(e.watcher, catalog.Config{Logger: cfg.Logger})
+	e.catalog = catalog.New(e.watcher, catalog.Config{Namespace: cfg.NamespaceConflicts, Logger: cfg.Logger})
 	runner := &methods.Runner{
 		Backend: backend.New(e.catalog, e.client, backend.Config{
 			CallTimeout: cfg.CallTimeout, CallCeiling: cfg.CallCeiling, Observer: cfg.Calls, Logger: cfg.Logger,
@@ -210,7 +241,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	e.modern = &stateless.Era{Methods: runner, States: ring, Tickets: session.NewTickets(store), Changes: changes, Draining: e.draining}
 	sessions := &legacy.Era{
 		Methods: runner, Sessions: session.NewIssuer(ring, cfg.SessionMaxAge),
-		Records: session.NewRecords(store, session.RecordsConfig{MaxAge: cfg.SessionMaxAge, Logger: cfg.Logger}),
+		Records: session.NewRecords(store, session.RecordsConfig{MaxAge: cfg.SessionMaxAge, Idle: cfg.SessionIdle, Logger: cfg.Logger}),
 		Pending: &exchange.Pending{}, AskTimeout: cfg.AskTimeout,
 		Changes: changes, Draining: e.draining, Stopping: e.stopping,
 		Edge: e.client.ID(), Routes: ring, Logger: cfg.Logger,
@@ -240,6 +271,9 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	}
 	return e, nil
 }
+
+// envelope is what a message of the bus may have around a result.
+const envelope = 1 << 20
 
 // Run keeps the edge's side of the bus: calls, membership, catalog, the other
 // edges. It returns when the context has ended and all of them have stopped, or
@@ -387,5 +421,13 @@ func (e *Edge) serve(ctx context.Context, req *exchange.Request, out exchange.St
 
 // sseConfig is how streams are written.
 func (e *Edge) sseConfig() sse.Config {
-	return sse.Config{WriteTimeout: e.cfg.WriteTimeout, Keepalive: e.cfg.Keepalive}
+	return sse.Config{WriteTimeout: e.cfg.WriteTimeout, Keepalive: e.cfg.Keepalive, OnError: e.onCutOff}
+}
+
+// cutOff says in the log that a client was cut off because it does not read: the
+// client can no longer be told. One that has left is no news.
+func (e *Edge) cutOff(err error) {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		e.log.Warn("a client was cut off: it took nothing of its answer in time", "limit", "write-timeout", "after", e.cfg.WriteTimeout)
+	}
 }

@@ -99,7 +99,7 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 	if jsonrpc.IsBatch(body.Bytes()) {
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
 		defer out.close()
-		out.finish(e.serveBatch(r.Context(), *req, body.Bytes(), out))
+		out.finish(e.serveBatch(out.lease.with(r.Context()), *req, body.Bytes(), out))
 		return
 	}
 	var decodeErr *jsonrpc.Error
@@ -113,7 +113,7 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 	}
 	out := newHTTPStream(e, w, accept, &req.Message)
 	defer out.close()
-	answer = e.serve(r.Context(), req, out)
+	answer = e.serve(out.lease.with(r.Context()), req, out)
 	out.finish(answer)
 }
 
@@ -231,7 +231,7 @@ func (e *Edge) readBody(w http.ResponseWriter, r *http.Request) (*bytes.Buffer, 
 		// connection is reset before: what they send is thrown away for a while.
 		w.Header().Set("Connection", "close")
 		_ = control.EnableFullDuplex()
-		e.reject(w, r, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than the limit of %d bytes for one message", limit))
+		e.reject(w, r, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than the limit of %d bytes for one message (limit max-body: an operator raises it with --max-body)", limit))
 		if r.ProtoMajor == 1 && control.Flush() == nil {
 			_ = control.SetReadDeadline(time.Now().Add(lingerTimeout))
 			_, _ = io.Copy(io.Discard, r.Body) // however it ends, the connection is closed
@@ -298,6 +298,18 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(body) // a client that left needs no answer
 }
 
+// writeJSON writes the answer to a client that may read slowly: one that takes
+// nothing for a while is given up.
+func (s *httpStream) writeJSON(status int, body []byte) {
+	h := s.w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	s.w.WriteHeader(status)
+	if err := sse.WriteSlowly(s.w, body, s.cfg.WriteTimeout); err != nil && s.cfg.OnError != nil {
+		s.cfg.OnError(err)
+	}
+}
+
 // httpStream answers one POST. It decides between JSON and a stream as late as
 // it can: a call that ends without notifications is answered as plain JSON.
 // Send and finish are called by the goroutine that serves the request; the
@@ -313,6 +325,7 @@ type httpStream struct {
 	// observed is told of what is sent; nil: nobody is.
 	observed Observation
 	sent     atomic.Int64 // events, but for the answer
+	lease    lease
 
 	mu     sync.Mutex
 	done   bool
@@ -425,7 +438,7 @@ func (s *httpStream) finish(a exchange.Answer) {
 		if status == 0 {
 			status = http.StatusOK
 		}
-		writeJSON(s.w, status, a.Body)
+		s.writeJSON(status, a.Body)
 	default:
 		// The client of a withheld answer sees its stream end without one.
 		if !begun {
@@ -445,6 +458,7 @@ func (s *httpStream) close() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
+	s.lease.release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.done = true

@@ -70,7 +70,10 @@ func (e *Edge) serveSSE(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	cfg := e.sseConfig()
-	cfg.OnError = cancel // who does not read is cut off
+	cfg.OnError = func(err error) {
+		e.cutOff(err)
+		cancel(err) // who does not read is cut off
+	}
 	out := sse.NewWriter(w, cfg)
 	defer func() { _ = out.Close() }() // the client has gone or is sent away
 	e.open.Add(1)

@@ -36,6 +36,9 @@ func (s *service) CallTool(req *millracev1.CallToolRequest, stream grpc.ServerSt
 	if t == nil || !admits(req.GetContext(), t.entry.GetScopes()) {
 		return stream.Send(toolError(&millracev1.Error{Kind: millracev1.Error_KIND_UNKNOWN_TOOL}))
 	}
+	if !t.keeps(req) {
+		return stream.Send(toolError(&millracev1.Error{Kind: millracev1.Error_KIND_OTHER_CONTRACT}))
+	}
 	leave, err := t.enter(stream.Context())
 	if err != nil {
 		return err

@@ -263,6 +263,9 @@ func (t Tool) build(in, out reflect.Type) (*tool, error) {
 		TimeoutUs:  uint64(t.Timeout.Microseconds()),
 		Scopes:     scopes,
 	}
+	if entry.Contract, err = contract(definition); err != nil {
+		return nil, err
+	}
 	if a := t.Annotations; a != nil {
 		entry.ReadOnly = a.ReadOnlyHint != nil && *a.ReadOnlyHint
 		entry.Idempotent = a.IdempotentHint != nil && *a.IdempotentHint

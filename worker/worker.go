@@ -67,6 +67,9 @@ type Config struct {
 	// Grace is how long running calls may go on after Run was told to stop.
 	// Default 10 s.
 	Grace time.Duration
+	// MaxRequest is the largest request in bytes, arguments and all. Default 17
+	// MiB, which is what an edge passes on unless it is set to more.
+	MaxRequest int
 	// Development shows a client what is otherwise logged only: that a result
 	// does not fit the output schema of its tool, and where. Such a result is
 	// never sent, in development or not.
@@ -163,7 +166,8 @@ func (w *Worker) Run(ctx context.Context, conn *bus.Conn) error {
 		Admit:   w.admit,
 		Logger:  w.cfg.Logger,
 
-		StatsHandlers: w.statsHandlers(),
+		MaxRecvMsgSize: w.cfg.MaxRequest,
+		StatsHandlers:  w.statsHandlers(),
 	})
 	millracev1.RegisterWorkerServiceServer(server, &service{w: w})
 	if err := w.announce(server); err != nil {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/millrace/millrace/edge/catalog"
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -23,6 +24,7 @@ import (
 type Pools interface {
 	Pool(pool string) grpc.ClientConnInterface
 	Instance(pool, instance string) grpc.ClientConnInterface
+	Offering(pool string, manifest bus.Hash) grpc.ClientConnInterface
 }
 
 // Observer hears of calls, for metrics and traces.
@@ -150,6 +152,7 @@ type call struct {
 	began    time.Time
 	timeout  time.Duration
 	deadline time.Time
+	own      bool // the timeout is that of the tool
 	timedOut atomic.Bool
 }
 
@@ -172,6 +175,18 @@ func (c *call) progressed() {
 	if c.timer.Stop() {
 		c.timer.Reset(min(c.timeout, time.Until(c.deadline)))
 	}
+}
+
+// timeoutOf says which of the limits has ended the call.
+func (b *Backend) timeoutOf(c *call) *Failure {
+	f := &Failure{Kind: Timeout, Timeout: c.timeout, Limit: LimitTimeout}
+	switch {
+	case c.timeout >= b.ceiling || !time.Now().Before(c.deadline):
+		f.Timeout, f.Limit = b.ceiling, LimitCeiling
+	case c.own:
+		f.Limit = LimitTool
+	}
+	return f
 }
 
 func (c *call) end() {

@@ -27,7 +27,8 @@ const (
 	// WorkerLost: the instance that ran the call is gone; it may have
 	// started.
 	WorkerLost
-	// Timeout: nothing came for Timeout; the call was cancelled.
+	// Timeout: nothing came for Timeout, or the call took as long as any may
+	// (LimitCeiling); it was cancelled.
 	Timeout
 	// Cancelled: the caller left or took the request back; Cause says which.
 	Cancelled
@@ -69,6 +70,9 @@ type Failure struct {
 	Timeout time.Duration
 	// After is when a slot is expected; may be set for Overloaded.
 	After time.Duration
+	// Limit is the one that was met: of Timeout, Overloaded and TooLarge; it may be
+	// empty.
+	Limit Limit
 	// Code is set for Custom, Data for Custom and MissingCapability; Data is
 	// raw JSON and may be empty.
 	Code int
@@ -77,6 +81,10 @@ type Failure struct {
 	Input *millracev1.NeedsInput
 	// Cause is set for Cancelled.
 	Cause error
+
+	// moved: the instance has the item not, or not as the caller has seen it;
+	// nobody: no instance that could have it was there. Nothing ran.
+	moved, nobody bool
 }
 
 // Reason is the machine-readable name of the failure, as data.reason shows it;
@@ -105,7 +113,9 @@ func (f *Failure) Reason() string {
 }
 
 // nothingRan reports whether the failure says that nothing was executed.
-func (f *Failure) nothingRan() bool { return f.Kind == Unavailable || f.Kind == Overloaded }
+func (f *Failure) nothingRan() bool {
+	return f.Kind == Unavailable || f.Kind == Overloaded || f.moved
+}
 
 // RetryAfter is how long a client should wait before it tries again; 0 when
 // trying again is not known to help.
@@ -148,11 +158,14 @@ func (f *Failure) Text() string {
 		}
 		return "no worker of the pool " + quote(f.Pool) + " is running; nothing was executed, try again shortly"
 	case Overloaded:
-		return "every worker of the pool " + quote(f.Pool) + " is busy; nothing was executed, try again shortly"
+		return "every worker of the pool " + quote(f.Pool) + " is busy; nothing was executed, try again shortly" + f.Limit.Raise()
 	case WorkerLost:
 		return "the worker of the pool " + quote(f.Pool) + " that took the call is gone; the call may have been executed"
 	case Timeout:
-		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled"
+		if f.Limit == LimitCeiling {
+			return "the call took " + f.Timeout.String() + ", and none may take longer, whatever progress it reports; it was cancelled" + f.Limit.Raise()
+		}
+		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled" + f.Limit.Raise()
 	case Cancelled:
 		return "the request was cancelled"
 	case Moved:
@@ -179,9 +192,11 @@ func workerFailure(e *millracev1.Error) *Failure {
 	case millracev1.Error_KIND_INVALID_ARGUMENTS:
 		return &Failure{Kind: InvalidArguments, Message: e.GetMessage(), Detail: e.GetDetail()}
 	case millracev1.Error_KIND_UNKNOWN_TOOL:
-		return &Failure{Kind: UnknownTool}
+		return &Failure{Kind: UnknownTool, moved: true}
+	case millracev1.Error_KIND_OTHER_CONTRACT:
+		return &Failure{Kind: Unavailable, moved: true, Message: "the tool has just been replaced by another version; nothing was executed, try again shortly"}
 	case millracev1.Error_KIND_UNKNOWN_PROMPT:
-		return &Failure{Kind: UnknownPrompt}
+		return &Failure{Kind: UnknownPrompt, moved: true}
 	case millracev1.Error_KIND_MISSING_CAPABILITY:
 		return &Failure{Kind: MissingCapability, Data: e.GetData()}
 	case millracev1.Error_KIND_RESOURCE_NOT_FOUND:

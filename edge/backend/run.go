@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/millrace/millrace/edge/catalog"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -63,7 +64,25 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 	if !ok {
 		return Outcome[*millracev1.ToolResult]{Failure: &Failure{Kind: UnknownTool, Subject: req.GetName()}}
 	}
-	t := target{method: mcp.MethodToolsCall, pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout, repeatable: tool.ReadOnly || tool.Idempotent, caller: req.GetContext()}
+	t := target{
+		method: mcp.MethodToolsCall, pool: tool.Pool, subject: req.GetName(), timeout: tool.Timeout,
+		repeatable: tool.ReadOnly || tool.Idempotent, caller: req.GetContext(), offers: tool.Offers,
+	}
+	name, pool := t.subject, t.pool // t itself stays on the stack
+	t.find = func() (catalog.Offers, bool) {
+		now, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Tool(name)
+		if !ok || now.Pool != pool {
+			return catalog.Offers{}, false
+		}
+		req.Name, req.Contract = now.Origin, now.Contract
+		return now.Offers, true
+	}
+	if req.Name = tool.Origin; o.Instance == "" {
+		req.Contract = tool.Contract
+	} // else it has asked the questions, and ends what it has begun
+	// Others may follow a round with answers, who would take it for the end of the
+	// call that an instance refuses it: so only those are asked that will not.
+	t.exact = req.GetResume() != nil
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.CallToolResponse], error) {
 		return c.CallTool(ctx, req, o.carrier()...)
 	})
@@ -71,12 +90,19 @@ func (b *Backend) CallTool(ctx context.Context, req *millracev1.CallToolRequest,
 
 // ReadResource reads a resource; it fills in the template that matched.
 func (b *Backend) ReadResource(ctx context.Context, req *millracev1.ReadResourceRequest, o Options) Outcome[*millracev1.ResourceResult] {
-	pool, template, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Resource(req.GetUri())
+	s := b.Snapshot(ctx, req.GetContext().GetPrincipal())
+	pool, template, ok := s.Resource(req.GetUri())
 	if !ok {
 		return Outcome[*millracev1.ResourceResult]{Failure: &Failure{Kind: ResourceNotFound, Subject: req.GetUri()}}
 	}
 	req.UriTemplate = template
-	t := target{method: mcp.MethodResourcesRead, pool: pool, subject: req.GetUri(), repeatable: true, caller: req.GetContext()}
+	t := target{method: mcp.MethodResourcesRead, pool: pool, subject: req.GetUri(), repeatable: true, caller: req.GetContext(), offers: s.ResourceOffers(req.GetUri(), template)}
+	t.find = func() (catalog.Offers, bool) {
+		s := b.Snapshot(ctx, req.GetContext().GetPrincipal())
+		pool, template, ok := s.Resource(t.subject)
+		req.UriTemplate = template
+		return s.ResourceOffers(t.subject, template), ok && pool == t.pool
+	}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.ReadResourceResponse], error) {
 		return c.ReadResource(ctx, req, o.carrier()...)
 	})
@@ -88,7 +114,16 @@ func (b *Backend) GetPrompt(ctx context.Context, req *millracev1.GetPromptReques
 	if !ok {
 		return Outcome[*millracev1.PromptResult]{Failure: &Failure{Kind: UnknownPrompt, Subject: req.GetName()}}
 	}
-	t := target{method: mcp.MethodPromptsGet, pool: prompt.Pool, subject: req.GetName(), repeatable: true, caller: req.GetContext()}
+	t := target{method: mcp.MethodPromptsGet, pool: prompt.Pool, subject: req.GetName(), repeatable: true, caller: req.GetContext(), offers: prompt.Offers}
+	req.Name = prompt.Origin
+	t.find = func() (catalog.Offers, bool) {
+		now, ok := b.Snapshot(ctx, req.GetContext().GetPrincipal()).Prompt(t.subject)
+		if !ok || now.Pool != t.pool {
+			return catalog.Offers{}, false
+		}
+		req.Name = now.Origin
+		return now.Offers, true
+	}
 	return run(ctx, b, t, o, func(ctx context.Context, c millracev1.WorkerServiceClient) (stream[*millracev1.GetPromptResponse], error) {
 		return c.GetPrompt(ctx, req, o.carrier()...)
 	})
@@ -106,7 +141,8 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 		if !ok {
 			return nil, &Failure{Kind: UnknownPrompt, Subject: ref.Prompt}
 		}
-		t, completed = target{pool: prompt.Pool, subject: ref.Prompt}, prompt.Completed
+		t, completed = target{pool: prompt.Pool, subject: ref.Prompt, offers: prompt.Offers}, prompt.Completed
+		ref.Prompt = prompt.Origin
 	case *millracev1.CompleteRequest_UriTemplate:
 		template, ok := s.Template(ref.UriTemplate)
 		if !ok {
@@ -120,7 +156,7 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 			}
 			ref.UriTemplate = name
 		}
-		t, completed = target{pool: template.Pool, subject: ref.UriTemplate}, template.Completed
+		t, completed = target{pool: template.Pool, subject: ref.UriTemplate, offers: template.Offers}, template.Completed
 	}
 	found := false
 	for _, name := range completed {
@@ -133,7 +169,7 @@ func (b *Backend) Complete(ctx context.Context, req *millracev1.CompleteRequest,
 	call := b.begin(ctx, b.timeout)
 	defer call.end()
 	t.caller = req.GetContext()
-	client := millracev1.NewWorkerServiceClient(fairConn{b.pools.Pool(t.pool), t.fair()})
+	client := b.client(t, o)
 	resp, err := client.Complete(o.Trace.outgoing(call), req)
 	var failure *Failure
 	if err != nil {
@@ -158,6 +194,12 @@ type target struct {
 	repeatable bool
 	// caller is who takes turns with others when slots are short.
 	caller *millracev1.CallContext
+	// find completes the request by the newest catalog, and returns the versions
+	// that can serve it; ok is false when nobody does any more.
+	find func() (offers catalog.Offers, ok bool)
+	// offers are those versions; exact: only those, whatever else there is.
+	offers catalog.Offers
+	exact  bool
 }
 
 // fair says on whose behalf the request is made. Without a session, requests of
@@ -225,18 +267,20 @@ func run[E event[R], R comparable](
 ) Outcome[R] {
 	call := b.begin(ctx, cmp.Or(t.timeout, b.timeout))
 	defer call.end()
-	conn := b.pools.Pool(t.pool)
-	if o.Instance != "" {
-		conn = b.pools.Instance(t.pool, o.Instance)
+	call.own = t.timeout > 0
+	outcome, heard := attempt[E, R](b, call, t, o, b.client(t, o), open)
+	for n := 0; n < mostMoves && outcome.Failure.hasMoved(t) && o.Instance == ""; n++ {
+		if !b.move(call, &t, outcome.Failure, n) {
+			break
+		}
+		outcome, heard = attempt[E, R](b, call, t, o, b.client(t, o), open)
 	}
-	client := millracev1.NewWorkerServiceClient(fairConn{conn, t.fair()})
-	outcome, heard := attempt[E, R](b, call, t, o, client, open)
 	repeated := false
 	if f := outcome.Failure; f != nil && f.Kind == WorkerLost && t.repeatable && !heard {
 		b.log.InfoContext(ctx, "worker lost, trying another one", "pool", t.pool)
 		repeated = true
 		// That nobody takes the second attempt says nothing about the first one.
-		if again, _ := attempt[E, R](b, call, t, o, client, open); again.Failure == nil || !again.Failure.nothingRan() {
+		if again, _ := attempt[E, R](b, call, t, o, b.client(t, o), open); again.Failure == nil || !again.Failure.nothingRan() {
 			outcome = again
 		}
 	}
@@ -322,7 +366,7 @@ func receive[E event[R], R comparable](b *Backend, call *call, t target, o Optio
 func (b *Backend) failure(c *call, pool string, err error) *Failure {
 	switch {
 	case c.timedOut.Load():
-		return &Failure{Kind: Timeout, Timeout: c.timeout}
+		return b.timeoutOf(c)
 	case c.Err() != nil:
 		return &Failure{Kind: Cancelled, Cause: context.Cause(c)}
 	case errors.Is(err, ErrOver):
@@ -335,21 +379,21 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 	reason := bus.Reason(err)
 	switch status.Code(err) {
 	case codes.DeadlineExceeded:
-		return &Failure{Kind: Timeout, Timeout: c.timeout}
+		return b.timeoutOf(c)
 	case codes.ResourceExhausted:
 		if reason == bus.ReasonOverloaded {
 			after, _ := bus.RetryAfter(err)
-			return &Failure{Kind: Overloaded, Pool: pool, After: after}
+			return &Failure{Kind: Overloaded, Pool: pool, Limit: LimitSlots, After: after}
 		}
 		b.log.ErrorContext(c, "message over a limit", "pool", pool, "error", err)
-		return &Failure{Kind: TooLarge, Message: status.Convert(err).Message()}
+		return tooLarge(err)
 	case codes.Unavailable:
 		b.log.WarnContext(c, "call not served", "pool", pool, "reason", reason, "error", err)
 		switch reason {
 		case bus.ReasonNotStarted:
 			return &Failure{Kind: Unavailable, Pool: pool, Message: "no worker of the pool " + quote(pool) + " answered; nothing was executed, try again shortly"}
 		case bus.ReasonNoResponders:
-			return &Failure{Kind: Unavailable, Pool: pool}
+			return &Failure{Kind: Unavailable, Pool: pool, nobody: true}
 		case bus.ReasonGoesOn:
 			return &Failure{Kind: Moved}
 		case bus.ReasonDisconnected:

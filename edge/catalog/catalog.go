@@ -18,7 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/mod/semver"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/millrace/millrace/edge/peer"
@@ -40,17 +39,23 @@ type Config struct {
 	// Hold is how long the items of a pool stay listed after its last instance
 	// vanished without saying goodbye; 0 means 30 s.
 	Hold time.Duration
+	// Namespace: a tool or prompt whose name another pool keeps is offered as
+	// POOL.NAME instead of not at all. All edges of a deployment should agree.
+	Namespace bool
 	// Logger reports items that cannot be offered; nil discards.
 	Logger *slog.Logger
 }
 
 // Catalog follows a bus.Watcher. It is an actor: Run must be running.
 type Catalog struct {
-	watcher *bus.Watcher
-	hold    time.Duration
-	log     *slog.Logger
+	watcher   *bus.Watcher
+	hold      time.Duration
+	namespace bool
+	log       *slog.Logger
 
 	snapshot atomic.Pointer[Snapshot]
+	// instances is how many instances with a manifest take calls.
+	instances atomic.Pointer[map[bus.Hash]int]
 	// ready is closed by Run once the first round of heartbeats is in.
 	ready chan struct{}
 
@@ -63,16 +68,18 @@ type Catalog struct {
 // the caller.
 func New(watcher *bus.Watcher, cfg Config) *Catalog {
 	c := &Catalog{
-		watcher: watcher,
-		hold:    cmp.Or(cfg.Hold, defaultHold),
-		log:     cfg.Logger,
-		ready:   make(chan struct{}),
-		changed: make(chan struct{}),
+		watcher:   watcher,
+		hold:      cmp.Or(cfg.Hold, defaultHold),
+		namespace: cfg.Namespace,
+		log:       cfg.Logger,
+		ready:     make(chan struct{}),
+		changed:   make(chan struct{}),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
-	c.snapshot.Store(newSnapshot(nil))
+	c.snapshot.Store(newSnapshot(nil, c.namespace))
+	c.instances.Store(&map[bus.Hash]int{})
 	return c
 }
 
@@ -121,7 +128,12 @@ type state struct {
 
 // poolState is what is known of one pool.
 type poolState struct {
-	hashes []bus.Hash
+	// versions are those of the instances that are there, the highest first.
+	versions []version
+	// listed is what its items are listed from, the zero value: nothing yet;
+	// number is the version it belongs to.
+	listed bus.Hash
+	number string
 	// polite: in the last round every instance was draining, so that the end
 	// of the last one is no surprise.
 	polite bool
@@ -178,6 +190,13 @@ func (c *Catalog) refresh(ctx context.Context, st *state) (again time.Duration) 
 	if !c.fetch(ctx, st, present) {
 		soon(retryDelay)
 	}
+	found := true
+	select {
+	case <-c.ready:
+		found = false
+	default:
+	}
+	instances := map[bus.Hash]int{}
 	for name, members := range present {
 		p := st.pools[name]
 		if p == nil {
@@ -186,16 +205,30 @@ func (c *Catalog) refresh(ctx context.Context, st *state) (again time.Duration) 
 		}
 		p.gone = time.Time{}
 		p.polite = !slices.ContainsFunc(members, func(m bus.Member) bool { return !m.Draining })
-		if best, ok := newest(st, members); ok {
-			p.hashes = best
+		p.versions = versionsOf(members, p.versions, now, found)
+		known := slices.DeleteFunc(slices.Clone(p.versions), func(v version) bool { return st.manifests[v.hash] == nil })
+		for _, v := range known {
+			instances[v.hash] += v.ready
 		}
+		chosen, left := active(known, now)
+		if left > 0 {
+			soon(left)
+		}
+		if chosen == nil || chosen.hash == p.listed {
+			continue
+		}
+		if p.listed != (bus.Hash{}) {
+			c.log.Info("another version is listed", "pool", name, "version", chosen.number, "before", p.number)
+		}
+		p.listed, p.number = chosen.hash, chosen.number
 	}
+	c.instances.Store(&instances)
 	for name, p := range st.pools {
 		if _, here := present[name]; here {
 			continue
 		}
 		if p.gone.IsZero() {
-			p.gone = now
+			p.gone, p.versions = now, nil
 		}
 		left := c.hold - now.Sub(p.gone)
 		if p.polite || left <= 0 {
@@ -259,45 +292,10 @@ func (c *Catalog) fetch(ctx context.Context, st *state, present map[string][]bus
 	}
 	held := map[bus.Hash]bool{}
 	for _, p := range st.pools {
-		for _, h := range p.hashes {
-			held[h] = true
-		}
+		held[p.listed] = true
 	}
 	maps.DeleteFunc(st.manifests, func(h bus.Hash, _ *millracev1.Manifest) bool { return !wanted[h] && !held[h] })
 	return complete
-}
-
-// newest chooses the manifests a pool is listed with: those of the highest
-// version that takes calls, and of the highest hash among equal versions, so
-// that every edge chooses the same.
-func newest(st *state, members []bus.Member) (hashes []bus.Hash, ok bool) {
-	var best *bus.Member
-	for i := range members {
-		m := &members[i]
-		if slices.ContainsFunc(m.Manifests, func(h bus.Hash) bool { return st.manifests[h] == nil }) {
-			continue
-		}
-		if best == nil || compareMembers(m, best) > 0 {
-			best = m
-		}
-	}
-	if best == nil {
-		return nil, false
-	}
-	return best.Manifests, true
-}
-
-func compareMembers(a, b *bus.Member) int {
-	if a.Draining != b.Draining {
-		if a.Draining {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Or(
-		semver.Compare("v"+a.Version, "v"+b.Version),
-		slices.CompareFunc(a.Manifests, b.Manifests, func(x, y bus.Hash) int { return slices.Compare(x[:], y[:]) }),
-	)
 }
 
 // publish replaces the snapshot when it would differ from the last one.
@@ -307,14 +305,18 @@ func (c *Catalog) publish(st *state) {
 	pools := make([]poolManifests, 0, len(names))
 	known := map[string]bool{}
 	for _, name := range names {
-		p := poolManifests{name: name}
-		signature.WriteString(name + "\x00")
-		for _, h := range st.pools[name].hashes {
-			p.manifests = append(p.manifests, st.manifests[h])
-			signature.Write(h[:])
-		}
-		if len(p.manifests) == 0 {
+		state := st.pools[name]
+		if state.listed == (bus.Hash{}) {
 			continue
+		}
+		p := poolManifests{name: name, listed: state.listed, manifests: []*millracev1.Manifest{st.manifests[state.listed]}}
+		fmt.Fprintf(&signature, "%s\x00%s", name, state.listed)
+		for _, v := range state.versions {
+			if v.ready > 0 && v.hash != state.listed {
+				m := st.manifests[v.hash] // nil: not known yet
+				p.others = append(p.others, other{hash: v.hash, manifest: m})
+				fmt.Fprintf(&signature, ",%s%v", v.hash, m != nil)
+			}
 		}
 		known[name] = true
 		pools = append(pools, p)
@@ -323,16 +325,30 @@ func (c *Catalog) publish(st *state) {
 	if old.signature == signature.String() {
 		return
 	}
-	s := newSnapshot(pools)
+	s := newSnapshot(pools, c.namespace)
 	s.signature, s.pools = signature.String(), known
-	for _, p := range s.Problems {
-		if !slices.Contains(old.Problems, p) {
-			c.log.Error("not offered", "pool", p.Pool, "item", p.Item, "reason", p.Reason)
-		}
-	}
+	c.report(old.Problems, s.Problems)
 	c.snapshot.Store(s)
 	c.mu.Lock()
 	close(c.changed)
 	c.changed = make(chan struct{})
 	c.mu.Unlock()
+}
+
+// report logs what has become of problems, each once.
+func (c *Catalog) report(before, after []Problem) {
+	for _, p := range after {
+		switch {
+		case slices.Contains(before, p):
+		case p.As != "":
+			c.log.Warn("offered under another name", "pool", p.Pool, "item", p.Item, "as", p.As, "reason", p.Reason)
+		default:
+			c.log.Error("not offered", "pool", p.Pool, "item", p.Item, "reason", p.Reason)
+		}
+	}
+	for _, p := range before {
+		if !slices.ContainsFunc(after, func(q Problem) bool { return q.Pool == p.Pool && q.Item == p.Item }) {
+			c.log.Info("no problem any more", "pool", p.Pool, "item", p.Item, "reason", p.Reason)
+		}
+	}
 }

@@ -28,6 +28,11 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	return newClusterWith(t, Config{Logger: slog.New(slog.DiscardHandler)})
+}
+
+func newClusterWith(t *testing.T, cfg Config) *cluster {
+	t.Helper()
 	server, err := localnats.Start(localnats.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +40,7 @@ func newCluster(t *testing.T) *cluster {
 	t.Cleanup(server.Shutdown)
 	c := &cluster{t: t, server: server}
 	watcher := bus.NewWatcher(c.conn("edge"), bus.WatcherConfig{})
-	c.catalog = New(watcher, Config{Logger: slog.New(slog.DiscardHandler)})
+	c.catalog = New(watcher, cfg)
 	c.run(watcher.Run)
 	c.run(c.catalog.Run)
 	return c
@@ -172,7 +177,7 @@ func TestNewestVersionIsListed(t *testing.T) {
 		old := c.instance("p", "1.9.0", manifest("p", "old"))
 		c.wait("p")
 		young := c.instance("p", "1.10.0", manifest("p", "young"))
-		time.Sleep(3 * time.Second)
+		time.Sleep(4 * time.Second)
 		if got := offered(c.catalog.Snapshot()); !slices.Equal(got, []string{"young@p"}) {
 			t.Errorf("with both versions %v is offered", got)
 		}
@@ -250,7 +255,7 @@ func TestBadItemsAreNamedAndTheRestIsServed(t *testing.T) {
 		{UriTemplate: "x://fixed/{name}", Definition: []byte(`{}`)},
 	}
 	m.Resources = []*millracev1.Resource{{Uri: "x://fixed/one", Definition: []byte(`{}`)}}
-	s := newSnapshot([]poolManifests{{"p", []*millracev1.Manifest{m}}})
+	s := newSnapshot([]poolManifests{{name: "p", manifests: []*millracev1.Manifest{m}}}, false)
 	if got := offered(s); !slices.Equal(got, []string{"good@p"}) {
 		t.Errorf("%v is offered", got)
 	}

@@ -1,12 +1,10 @@
 package catalog
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/yosida95/uritemplate/v3"
 
 	"github.com/millrace/millrace/edge/mcp"
-	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
 // Snapshot is the catalog at one moment. It is immutable and safe for
@@ -58,8 +55,17 @@ type Snapshot struct {
 type Tool struct {
 	Name string
 	Pool string
-	// Definition is the tool as its worker announced it, a JSON object.
+	// Origin is the name by which its pool knows it. It differs from Name where
+	// another pool keeps that name (see Config.Namespace).
+	Origin string
+	// Definition is the tool as its worker announced it, but for the name; a JSON
+	// object.
 	Definition []byte
+	// Contract is what the instance that runs the tool must have it with; opaque,
+	// empty: anything.
+	Contract []byte
+	// Offers are the versions of the pool that have it as it is listed; so below.
+	Offers Offers
 	// ReadOnly and Idempotent are the author's hints about repeating a call.
 	ReadOnly, Idempotent bool
 	// Timeout is the author's limit for one call; 0: the edge's default.
@@ -75,6 +81,7 @@ type Resource struct {
 	URI        string
 	Pool       string
 	Definition []byte
+	Offers     Offers
 	Scopes     []string
 }
 
@@ -83,22 +90,26 @@ type Template struct {
 	URITemplate string
 	Pool        string
 	Definition  []byte
+	Offers      Offers
 	// Completed are the variables whose values the pool can complete.
 	Completed []string
 	Scopes    []string
 }
 
-// Prompt is one prompt.
+// Prompt is one prompt. Origin is as with Tool.
 type Prompt struct {
 	Name       string
 	Pool       string
+	Origin     string
 	Definition []byte
+	Offers     Offers
 	// Completed are the arguments whose values the pool can complete.
 	Completed []string
 	Scopes    []string
 }
 
-// Problem is an item that a pool announces and the catalog does not offer.
+// Problem is an item that a pool announces and the catalog does not offer, or not
+// under its own name.
 type Problem struct {
 	// Pool announces the item.
 	Pool string
@@ -108,6 +119,8 @@ type Problem struct {
 	Reason string
 	// Conflict: another pool announces it too, and keeps it.
 	Conflict bool
+	// As is the name it is offered by instead; empty: it is not offered.
+	As string
 }
 
 // matcher finds the template of a URI.
@@ -149,13 +162,26 @@ func (s *Snapshot) Resource(uri string) (pool, uriTemplate string, ok bool) {
 	}
 	for _, m := range s.matchers {
 		if m.parsed.Match(uri) != nil {
-			if _, ok := s.templates[m.template.URITemplate]; !ok {
+			t, ok := s.templates[m.template.URITemplate]
+			if !ok {
 				return "", "", false
 			}
-			return m.template.Pool, m.template.URITemplate, true
+			return t.Pool, t.URITemplate, true
 		}
 	}
 	return "", "", false
+}
+
+// ResourceOffers returns the versions that can serve what Resource has found.
+func (s *Snapshot) ResourceOffers(uri, uriTemplate string) Offers {
+	if uriTemplate == "" {
+		if r := s.resources[uri]; r != nil {
+			return r.Offers
+		}
+	} else if t := s.templates[uriTemplate]; t != nil {
+		return t.Offers
+	}
+	return Offers{}
 }
 
 // Memo returns what build returned for the key, building it at most a few
@@ -166,101 +192,6 @@ func (s *Snapshot) Memo(key any, build func() any) any {
 	}
 	v, _ := s.memo.LoadOrStore(key, build())
 	return v
-}
-
-// pool is the contribution of one pool to a snapshot.
-type poolManifests struct {
-	name      string
-	manifests []*millracev1.Manifest
-}
-
-// newSnapshot merges the manifests of all pools. The outcome depends only on
-// the set of manifests: a name that two pools announce belongs to the pool
-// whose name sorts lower, whoever came first.
-func newSnapshot(pools []poolManifests) *Snapshot {
-	s := &Snapshot{}
-	pools = slices.Clone(pools)
-	slices.SortFunc(pools, func(a, b poolManifests) int { return cmp.Compare(a.name, b.name) })
-
-	owners := map[string]string{}
-	// claim reports whether the item may be offered by the pool.
-	claim := func(kind, item, pool string, definition []byte) bool {
-		reason := ""
-		owner, taken := owners[kind+item]
-		switch {
-		case item == "":
-			reason = "it has no name"
-		case taken && owner == pool:
-			reason = "the pool announces it twice"
-		case taken:
-			reason = fmt.Sprintf("the pool %q announces it too and sorts first", owner)
-		case !isObject(definition):
-			reason = "its definition is not a JSON object"
-		}
-		if reason != "" {
-			s.Problems = append(s.Problems, Problem{Pool: pool, Item: item, Reason: reason, Conflict: taken && owner != pool})
-			return false
-		}
-		owners[kind+item] = pool
-		return true
-	}
-	for _, p := range pools {
-		for _, m := range p.manifests {
-			if m.GetInstructions() != "" {
-				s.instructions = append(s.instructions, poolInstructions{p.name, m.GetInstructions()})
-			}
-			for _, t := range m.GetTools() {
-				if claim("tool ", t.GetName(), p.name, t.GetDefinition()) {
-					headers, err := toolHeaders(t.GetDefinition())
-					if err != nil {
-						// Shown, it would break every client that keeps to the rules.
-						s.Problems = append(s.Problems, Problem{Pool: p.name, Item: t.GetName(), Reason: err.Error()})
-						continue
-					}
-					s.Tools = append(s.Tools, Tool{
-						Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(),
-						ReadOnly: t.GetReadOnly(), Idempotent: t.GetIdempotent(),
-						Timeout: time.Duration(t.GetTimeoutUs()) * time.Microsecond,
-						Headers: headers, Scopes: scopesOf(t),
-					})
-				}
-			}
-			for _, problem := range m.GetProblems() {
-				s.Problems = append(s.Problems, Problem{Pool: p.name, Item: problem.GetItem(), Reason: problem.GetReason()})
-			}
-			for _, r := range m.GetResources() {
-				if claim("resource ", r.GetUri(), p.name, r.GetDefinition()) {
-					s.Resources = append(s.Resources, Resource{URI: r.GetUri(), Pool: p.name, Definition: r.GetDefinition(), Scopes: scopesOf(r)})
-				}
-			}
-			for _, t := range m.GetPrompts() {
-				if claim("prompt ", t.GetName(), p.name, t.GetDefinition()) {
-					s.Prompts = append(s.Prompts, Prompt{Name: t.GetName(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted(), Scopes: scopesOf(t)})
-				}
-			}
-			for _, t := range m.GetResourceTemplates() {
-				parsed, err := uritemplate.New(t.GetUriTemplate())
-				if err != nil {
-					s.Problems = append(s.Problems, Problem{Pool: p.name, Item: t.GetUriTemplate(), Reason: "it is no URI template: " + err.Error()})
-					continue
-				}
-				if claim("template ", t.GetUriTemplate(), p.name, t.GetDefinition()) {
-					s.Templates = append(s.Templates, Template{URITemplate: t.GetUriTemplate(), Pool: p.name, Definition: t.GetDefinition(), Completed: t.GetCompleted(), Scopes: scopesOf(t)})
-					s.matchers = append(s.matchers, matcher{parsed: parsed, literal: literalLength(parsed), template: &Template{URITemplate: t.GetUriTemplate(), Pool: p.name}})
-				}
-			}
-		}
-	}
-	slices.SortFunc(s.Tools, func(a, b Tool) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(s.Resources, func(a, b Resource) int { return cmp.Compare(a.URI, b.URI) })
-	slices.SortFunc(s.Templates, func(a, b Template) int { return cmp.Compare(a.URITemplate, b.URITemplate) })
-	slices.SortFunc(s.matchers, func(a, b matcher) int {
-		return cmp.Or(-cmp.Compare(a.literal, b.literal), cmp.Compare(a.template.URITemplate, b.template.URITemplate))
-	})
-	slices.SortFunc(s.Prompts, func(a, b Prompt) int { return cmp.Compare(a.Name, b.Name) })
-	s.collectScopes()
-	s.finish()
-	return s
 }
 
 // finish fills in what follows from the lists.
@@ -327,11 +258,6 @@ func toolHeaders(definition []byte) ([]mcp.ParamHeader, error) {
 		return nil, fmt.Errorf("its definition cannot be read: %w", err)
 	}
 	return mcp.ParamHeaders(tool.InputSchema)
-}
-
-// isObject reports whether raw is one JSON object.
-func isObject(raw []byte) bool {
-	return json.Valid(raw) && strings.HasPrefix(strings.TrimLeft(string(raw), " \t\r\n"), "{")
 }
 
 // literalLength is the length of a template outside its expressions.

@@ -29,8 +29,8 @@ func scoped() *Snapshot {
 	closed.Prompts = []*millracev1.Prompt{{Name: "p", Definition: []byte(`{}`), Scopes: []string{"read", "deep"}}}
 	bare := &millracev1.Manifest{Pool: "bare", Instructions: "bare"}
 	return newSnapshot([]poolManifests{
-		{"open", []*millracev1.Manifest{open}}, {"closed", []*millracev1.Manifest{closed}}, {"bare", []*millracev1.Manifest{bare}},
-	})
+		{name: "open", manifests: []*millracev1.Manifest{open}}, {name: "closed", manifests: []*millracev1.Manifest{closed}}, {name: "bare", manifests: []*millracev1.Manifest{bare}},
+	}, false)
 }
 
 func caller(scopes ...string) *millracev1.Principal { return &millracev1.Principal{Scopes: scopes} }
@@ -126,10 +126,10 @@ func TestViewsAreShared(t *testing.T) {
 	}
 	// A new tool that nobody may see is no news to those who may not.
 	m := manifest("open", "plain")
-	before := newSnapshot([]poolManifests{{"open", []*millracev1.Manifest{m}}})
+	before := newSnapshot([]poolManifests{{name: "open", manifests: []*millracev1.Manifest{m}}}, false)
 	m = manifest("open", "plain", "new")
 	m.Tools[1].Scopes = []string{"read"}
-	after := newSnapshot([]poolManifests{{"open", []*millracev1.Manifest{m}}})
+	after := newSnapshot([]poolManifests{{name: "open", manifests: []*millracev1.Manifest{m}}}, false)
 	if before.For(caller()).ToolsDigest != after.For(caller()).ToolsDigest || before.For(caller("read")).ToolsDigest == after.For(caller("read")).ToolsDigest {
 		t.Error("a hidden tool is news, or a visible one is none")
 	}

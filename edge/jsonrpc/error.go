@@ -27,7 +27,7 @@ func invalid(why string) *Error { return &Error{Code: CodeInvalidRequest, Messag
 func invalidf(format string, args ...any) *Error { return invalid(fmt.Sprintf(format, args...)) }
 
 func tooLarge(n, limit int) *Error {
-	return invalidf("message of %d bytes exceeds the limit of %d bytes: send less in one message", n, limit)
+	return invalidf("message of %d bytes exceeds the limit of %d bytes: send less in one message (limit max-body: an operator raises it with --max-body)", n, limit)
 }
 
 // The texts quote no input beyond one byte: what a client sent does not belong

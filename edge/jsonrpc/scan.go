@@ -160,7 +160,7 @@ func (s *scanner) push(object bool) {
 		return
 	}
 	if s.depth > s.maxDepth {
-		s.soft = invalidf("nested deeper than the limit of %d levels: send a flatter message", s.maxDepth)
+		s.soft = invalidf("nested deeper than the limit of %d levels: send a flatter message (limit max-depth: an operator raises it with --max-depth)", s.maxDepth)
 		return
 	}
 	if object {

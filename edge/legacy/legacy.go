@@ -242,7 +242,7 @@ func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exch
 func unknownSession(rev *mcp.Revision, id []byte) exchange.Answer {
 	return exchange.Refused(rev, http.StatusNotFound, id, &jsonrpc.Error{
 		Code:    jsonrpc.CodeInvalidRequest,
-		Message: "session not found: send initialize without Mcp-Session-Id to get a new one",
+		Message: "session not found: send initialize without Mcp-Session-Id to get a new one (a session ends when it is too old or not used, limits session-max-age and session-idle)",
 	})
 }
 

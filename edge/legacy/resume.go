@@ -94,7 +94,7 @@ func (e *Era) Resume(ctx context.Context, req *exchange.Request, lastEventID str
 		// The request is told, where the place says which one it is: its
 		// client would wait for an answer, and come back again and again.
 		lost := &jsonrpc.Error{
-			Code: jsonrpc.CodeInternal, Message: "the rest of this stream is not kept any more; the call may have been executed",
+			Code: jsonrpc.CodeInternal, Message: "the rest of this stream is not kept any more: streams are kept for 5 minutes, with 512 messages and 4 MiB each; the call may have been executed",
 			Data: []byte(`{"reason":"not_kept"}`),
 		}
 		if errors.Is(err, session.ErrUnavailable) {

@@ -60,6 +60,9 @@ func (r *Renderer) Failure(rev *mcp.Revision, tool bool, f *backend.Failure) (re
 		if reason := f.Reason(); reason != "" {
 			data.string("reason", reason)
 		}
+		if f.Limit != "" {
+			data.string("limit", string(f.Limit))
+		}
 		if after := f.RetryAfter(); after > 0 {
 			data.int("retryAfterMs", after.Milliseconds())
 		}

@@ -28,6 +28,8 @@ const (
 	keepalive = ": keepalive\n\n"
 	// Room for what surrounds the values of an event of one line.
 	fieldNames = 64
+	// piece is what a client has to take within the write timeout.
+	piece = 64 << 10
 	// A larger buffer is not kept between writes: most streams are idle.
 	keptBuffer = 4 << 10
 )
@@ -209,7 +211,7 @@ func (w *Writer) send(b []byte) error {
 	}
 	err := w.deadline(w.cfg.WriteTimeout)
 	if err == nil && len(b) > 0 {
-		_, err = w.w.Write(b)
+		err = w.write(b)
 	}
 	if err == nil {
 		err = w.rc.Flush()
@@ -230,6 +232,37 @@ func (w *Writer) send(b []byte) error {
 		w.timer = time.AfterFunc(w.cfg.Keepalive, w.idle)
 	}
 	return nil
+}
+
+// write writes b in pieces, each with the time that a client has to take something:
+// one that reads slowly, but reads, is not given up.
+func (w *Writer) write(b []byte) error {
+	for len(b) > piece {
+		if _, err := w.w.Write(b[:piece]); err != nil {
+			return err
+		}
+		b = b[piece:]
+		if err := w.deadline(w.cfg.WriteTimeout); err != nil {
+			return err
+		}
+	}
+	_, err := w.w.Write(b)
+	return err
+}
+
+// WriteSlowly writes a body that is no stream, and gives up a client that takes
+// nothing for the timeout (0: 30 s; negative: never). The rest of the response
+// has the same time to get out.
+func WriteSlowly(to http.ResponseWriter, body []byte, timeout time.Duration) error {
+	if len(body) <= piece {
+		_, err := to.Write(body) // buffers take it
+		return err
+	}
+	w := NewWriter(to, Config{WriteTimeout: timeout})
+	if err := w.deadline(w.cfg.WriteTimeout); err != nil {
+		return err
+	}
+	return w.write(body)
 }
 
 // deadline sets when writing must be done; a negative d means never.

@@ -59,6 +59,12 @@ type ClientConfig struct {
 	AcceptBudget time.Duration
 	// MaxRecvMsgSize bounds a received message in bytes; 0 means 65 MiB.
 	MaxRecvMsgSize int
+	// Room is asked before more of a message is received than fits into the window:
+	// size is what the rest of it takes in memory, in bytes, and ctx that of the
+	// call. It may wait; the message waits at the worker meanwhile. Its error
+	// ends the call. The goroutine that receives the message calls it. Nil: there
+	// is always room.
+	Room func(ctx context.Context, size int) error
 	// Window is the flow control window granted to workers in bytes; 0 means
 	// 256 KiB.
 	Window int
@@ -109,8 +115,8 @@ type Client struct {
 	// fencing holds a value for each call that is being asked about: it bounds
 	// them. Capacity maxFences, never closed.
 	fencing chan struct{}
-	queues  sync.Map // of *poolQueue, by pool
-	pools   sync.Map // of *clientConn, by pool
+	queues  sync.Map // of *poolQueue, by poolKey
+	pools   sync.Map // of *clientConn, by poolKey
 	// offers carries free slots. The connection sends, dropping when it is full;
 	// never closed.
 	offers chan *nats.Msg
@@ -464,25 +470,70 @@ func (c *Client) known(pool string) bool {
 	return slices.ContainsFunc(c.cfg.Members.Members(), func(m Member) bool { return m.Pool == pool })
 }
 
+// poolKey is a pool, and the manifest of the instances that may get calls;
+// anyManifest: all.
+type poolKey struct{ pool, manifest string }
+
 // Pool returns a connection whose calls go to any instance of a pool. It may be
 // used concurrently and needs no closing.
 func (c *Client) Pool(pool string) grpc.ClientConnInterface {
-	if cc, ok := c.pools.Load(pool); ok {
+	return c.pool(pool, anyManifest)
+}
+
+// Offering returns a connection whose calls go to those instances of a pool that
+// offer what the manifest says, or did until it was replaced: while a pool has
+// instances of several versions, not all of them may be able to take a call.
+func (c *Client) Offering(pool string, manifest Hash) grpc.ClientConnInterface {
+	return c.pool(pool, manifest.String())
+}
+
+func (c *Client) pool(pool, manifest string) *clientConn {
+	key := poolKey{pool, manifest}
+	if cc, ok := c.pools.Load(key); ok {
 		return cc.(*clientConn)
 	}
-	cc := &clientConn{c: c, pool: pool, subject: c.conn.prefix + "rpc." + pool + "._."}
+	cc := &clientConn{c: c, pool: pool, subject: c.conn.poolSubject(pool, manifest) + "."}
 	if !validToken(pool) {
 		cc.err = status.Errorf(codes.InvalidArgument, "pool %q is not a subject token", pool)
 		return cc
 	}
-	cc.queue = c.queue(pool)
-	got, _ := c.pools.LoadOrStore(pool, cc)
+	if manifest != anyManifest {
+		c.dropManifests()
+	}
+	cc.queue = c.queue(key)
+	cc.open = openToken(manifest)
+	got, _ := c.pools.LoadOrStore(key, cc)
 	return got.(*clientConn)
+}
+
+// maxManifests is how many manifests of pools a client has queues for before it
+// drops those that nobody uses: over the years, each version of a pool is one.
+const maxManifests = 64
+
+// dropManifests makes room for a new manifest.
+func (c *Client) dropManifests() {
+	n := 0
+	c.pools.Range(func(key, _ any) bool {
+		if key.(poolKey).manifest != anyManifest {
+			n++
+		}
+		return true
+	})
+	if n < maxManifests {
+		return
+	}
+	c.pools.Range(func(key, cc any) bool {
+		if key.(poolKey).manifest != anyManifest && cc.(*clientConn).queue.idle() {
+			c.pools.Delete(key)
+			c.queues.Delete(key)
+		}
+		return true
+	})
 }
 
 // Instance returns a connection whose calls go to one instance of a pool.
 func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
-	cc := &clientConn{c: c, pool: pool, direct: true, instance: instance, subject: c.ctlPre + instance + "." + tokenOpen}
+	cc := &clientConn{c: c, pool: pool, direct: true, instance: instance, open: tokenOpen, subject: c.ctlPre + instance + "." + tokenOpen}
 	if !validToken(instance) {
 		cc.err = status.Errorf(codes.InvalidArgument, "instance %q is not a subject token", instance)
 	}
@@ -498,6 +549,7 @@ type clientConn struct {
 	// instance is the only one that may get the calls; "": any of the pool.
 	instance string
 	subject  string // direct: the subject; else its prefix, the method follows
+	open     string // the token of an OPEN to one instance
 	err      error  // every call fails with it
 
 	// subjects caches the subject of each method; copied on write.
@@ -596,7 +648,10 @@ func (c *Client) remove(call *clientCall, leave bool) {
 const (
 	tokenMark = "mark"
 	tokenOpen = "open"
-	tokenPing = "ping"
+	// tokenOpenFor begins those of an OPEN that an instance is to refuse unless it
+	// has the manifest whose hash follows.
+	tokenOpenFor = tokenOpen + "-"
+	tokenPing    = "ping"
 	// tokenFence takes questions about calls.
 	tokenFence = "fence"
 )

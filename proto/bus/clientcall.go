@@ -170,7 +170,7 @@ func (cc *clientConn) start(ctx context.Context, method string, opts []grpc.Call
 	default:
 		call.deadline = deadline
 	}
-	call.in = inbox{window: cc.c.cfg.Window, maxMsg: cc.c.cfg.MaxRecvMsgSize}
+	call.in = inbox{window: cc.c.cfg.Window, maxMsg: cc.c.cfg.MaxRecvMsgSize, asks: cc.c.cfg.Room != nil}
 	if call.opts.maxRecv > 0 {
 		call.in.maxMsg = call.opts.maxRecv
 	}
@@ -518,6 +518,34 @@ func (call *clientCall) tryRecv() (m message, ok bool, end error) {
 		_ = call.c.send(ctl, call.reply, &frame{kind: kindWindow, window: owe})
 	}
 	return m, ok, end
+}
+
+// makeRoom asks for room for the message that is being received, if it needs
+// more. It reports whether it did; then there may be something to receive.
+func (call *clientCall) makeRoom() bool {
+	if !call.in.asks {
+		return false
+	}
+	call.mu.Lock()
+	size := 0
+	if !call.ended {
+		size = call.in.lacks()
+	}
+	call.mu.Unlock()
+	if size == 0 {
+		return false
+	}
+	if err := call.c.cfg.Room(call.ctx, size); err != nil {
+		if call.ctx.Err() != nil {
+			err = contextError(call.ctx)
+		}
+		call.fail(err)
+		return true
+	}
+	call.mu.Lock()
+	call.in.grant(size)
+	call.mu.Unlock()
+	return true
 }
 
 // finish fills what the call options asked for.

@@ -76,6 +76,8 @@ func (call *clientCall) unary(args, reply any) error {
 			return status.Error(codes.Internal, "the worker answered a unary call without a message")
 		case end != nil:
 			return end
+		case call.makeRoom():
+			continue
 		}
 		select {
 		case <-call.wake:
@@ -343,6 +345,9 @@ func (s *clientStream) next() (message, error) {
 		}
 		if end != nil {
 			return message{}, end
+		}
+		if s.call.makeRoom() {
+			continue
 		}
 		<-s.call.wake // sent by the end of the call at the latest
 	}

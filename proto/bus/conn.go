@@ -239,25 +239,33 @@ func (c *Conn) publish(subject, reply string, b []byte) error {
 	return c.nc.PublishRequest(subject, reply, b)
 }
 
-// drain ends a subscription after what is on the way to it was handled.
-func (c *Conn) drain(sub *nats.Subscription) {
+// drain ends subscriptions after what is on the way to them was handled.
+func (c *Conn) drain(subs ...*nats.Subscription) {
 	if c.memory {
 		// Whoever could still send something goes down with us. And the
 		// client library waits with timers that it shares between
 		// connections, which tests with fake time do not survive.
-		unsubscribe(sub)
+		for _, sub := range subs {
+			unsubscribe(sub)
+		}
 		return
-	}
-	done := make(chan struct{})
-	sub.SetClosedHandler(func(string) { close(done) })
-	if sub.Drain() != nil {
-		return // has ended already
 	}
 	limit := time.NewTimer(stuckWait)
 	defer limit.Stop()
-	select {
-	case <-done:
-	case <-limit.C:
+	ended := make([]chan struct{}, 0, len(subs)) // each is closed by the client library
+	for _, sub := range subs {
+		done := make(chan struct{})
+		sub.SetClosedHandler(func(string) { close(done) })
+		if sub.Drain() == nil { // else it has ended already
+			ended = append(ended, done)
+		}
+	}
+	for _, done := range ended {
+		select {
+		case <-done:
+		case <-limit.C:
+			return
+		}
 	}
 }
 

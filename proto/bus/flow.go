@@ -74,6 +74,12 @@ type inbox struct {
 	partial bool
 	unkept  bool // what is pushed now is no event
 	server  bool // it is that of an instance, for the words of errors
+
+	// asks: somebody is asked for room for what does not fit into the window, and
+	// granted is what was got for the message that is incomplete.
+	asks    bool
+	granted int
+
 	reading bool // somebody waits for the head of the queue
 
 	used int // received and not yet returned
@@ -96,7 +102,7 @@ func (in *inbox) push(data []byte, more bool, total uint64) error {
 		return status.Error(codes.Internal, "the peer ignores the flow control window")
 	}
 	if !in.partial {
-		in.total = total
+		in.total, in.granted = total, 0
 	}
 	size := uint64(in.part.size + len(data))
 	if most := max(size, in.total); most > uint64(in.maxMsg) {
@@ -131,10 +137,40 @@ func (in *inbox) push(data []byte, more bool, total uint64) error {
 // reader waits: nobody can read half a message. Without a reader the chunks
 // stay on the account, so a stalled reader holds a window and no more.
 func (in *inbox) creditPart() {
-	if in.reading && in.head == len(in.queue) {
+	if in.reading && in.head == len(in.queue) && in.lacks() == 0 {
 		in.credit(in.part.cost)
 		in.part.cost = 0
 	}
+}
+
+// roomStep is how much room is asked for at a time when a message does not say how
+// large it is.
+const roomStep = 1 << 20
+
+// lacks is for how many bytes of the incomplete message room has to be found
+// before more of it is received. One that fits into the window needs none.
+func (in *inbox) lacks() int {
+	if !in.asks || !in.partial {
+		return 0
+	}
+	want := int(min(in.total, uint64(in.maxMsg)))
+	if in.total == 0 {
+		// It comes in steps that are always ahead of what is here.
+		want = (in.part.size/roomStep + 1) * roomStep
+		if in.part.size < in.window/2 {
+			return 0
+		}
+	}
+	if want <= in.window {
+		return 0
+	}
+	return max(want-in.granted, 0)
+}
+
+// grant notes that room was found.
+func (in *inbox) grant(size int) {
+	in.granted += size
+	in.creditPart()
 }
 
 // pop returns the oldest message. When there is none, the reader is noted as

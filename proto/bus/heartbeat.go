@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,6 +41,18 @@ type servedManifest struct {
 	hash Hash
 	data []byte
 	sub  *nats.Subscription
+	// calls takes those that are meant for instances that offer this; nil until
+	// the instance takes calls.
+	calls *nats.Subscription
+	// demand is for instances that have it.
+	demand *demand
+}
+
+func (m *servedManifest) unsubscribe() {
+	unsubscribe(m.sub)
+	if m.calls != nil {
+		unsubscribe(m.calls)
+	}
 }
 
 // keptManifests is how many manifests an instance serves: the current one and
@@ -80,15 +93,36 @@ func (r *serverRun) serveManifest() error {
 		if err != nil {
 			return fmt.Errorf("bus: subscribe: %w", err)
 		}
-		current = servedManifest{hash: hash, data: data, sub: sub}
+		current = servedManifest{hash: hash, data: data, sub: sub, demand: &demand{manifest: hash.String()}}
 	}
 	next = append(next, current)
 	for len(next) > keptManifests {
-		unsubscribe(next[0].sub)
+		next[0].unsubscribe()
 		next = next[1:]
 	}
 	s.mu.Lock()
 	s.manifests = next
+	s.mu.Unlock()
+	return nil
+}
+
+// serveCalls takes calls that are meant for what this instance offers.
+func (r *serverRun) serveCalls() error {
+	s := r.s
+	s.mu.Lock()
+	served := slices.Clone(s.manifests)
+	s.mu.Unlock()
+	for i := range served {
+		if served[i].calls != nil {
+			continue
+		}
+		var err error
+		if served[i].calls, err = s.subscribePool(served[i].demand); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	s.manifests = served
 	s.mu.Unlock()
 	return nil
 }

@@ -171,6 +171,7 @@ type serverFlags struct {
 	URL  string `default:"http://127.0.0.1:8080/mcp" env:"MILLRACE_URL" help:"MCP endpoint of an edge."`
 	NATS string `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to use instead, by an edge inside this process."`
 	natsAccess
+	namespaceFlag
 
 	Token string `env:"MILLRACE_TOKEN" help:"Bearer token for the edge. Others on this machine can see flags: use the variable."`
 }
@@ -184,7 +185,7 @@ func (f *serverFlags) withEdge(ctx context.Context, a *app, do func(ctx context.
 	log := quiet(a.log)
 	r := &roles{app: &app{stdin: a.stdin, stdout: a.stdout, stderr: a.stderr, log: log}}
 	r.conn = f.access(f.NATS)
-	e, edgeActor, err := r.edge(ctx, edge.Config{Logger: log})
+	e, edgeActor, err := r.edge(ctx, edge.Config{NamespaceConflicts: f.NamespaceConflicts, Logger: log})
 	if err != nil {
 		return &exitError{exitUnreachable, err}
 	}

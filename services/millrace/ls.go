@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,11 +45,13 @@ type entry struct {
 	About string `json:"about,omitempty"`
 }
 
-// problem is an item that is announced but not offered.
+// problem is an item that is announced but not offered, or only by another name.
 type problem struct {
-	Pool   string `json:"pool"`
-	Item   string `json:"item"`
-	Reason string `json:"reason"`
+	Pool      string `json:"pool"`
+	Item      string `json:"item"`
+	Reason    string `json:"reason"`
+	Conflict  bool   `json:"conflict,omitempty"`
+	OfferedAs string `json:"offeredAs,omitempty"`
 }
 
 // Run lists.
@@ -119,7 +122,7 @@ func (l *listing) cluster(e *edge.Edge) {
 		l.Tools[i].Pool = pools[l.Tools[i].Name]
 	}
 	for _, p := range s.Problems {
-		l.Problems = append(l.Problems, problem{p.Pool, p.Item, p.Reason})
+		l.Problems = append(l.Problems, problem{p.Pool, p.Item, p.Reason, p.Conflict, p.As})
 	}
 }
 
@@ -152,9 +155,9 @@ func (l *listing) print(w io.Writer) error {
 	section("RESOURCE TEMPLATE", l.Templates)
 	if l.Problems != nil {
 		row()
-		row("NOT OFFERED", "POOL", "REASON")
+		row("PROBLEM", "POOL", "OFFERED AS", "REASON")
 		for _, p := range l.Problems {
-			row(p.Item, p.Pool, p.Reason)
+			row(p.Item, p.Pool, cmp.Or(p.OfferedAs, "-"), p.Reason)
 		}
 	}
 	if err := t.Flush(); err != nil {

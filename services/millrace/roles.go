@@ -93,29 +93,39 @@ func (r *roles) nats(cfg localnats.Config) (actor, error) {
 
 // edgeFlags configure an edge.
 type edgeFlags struct {
-	Listen         string        `default:"127.0.0.1:8080" env:"MILLRACE_LISTEN" help:"Address of the MCP endpoint."`
-	AllowedHosts   []string      `env:"MILLRACE_ALLOWED_HOSTS" placeholder:"NAME" help:"Names clients may use besides localhost; * allows all."`
-	AllowedOrigins []string      `env:"MILLRACE_ALLOWED_ORIGINS" placeholder:"ORIGIN" help:"Web origins that may call besides those on localhost; * allows all."`
-	MaxBody        int           `default:"16777216" env:"MILLRACE_MAX_BODY" help:"Largest message in bytes."`
-	CallTimeout    time.Duration `default:"60s" env:"MILLRACE_CALL_TIMEOUT" help:"How long a call may go without a result or progress."`
+	Listen         string   `default:"127.0.0.1:8080" env:"MILLRACE_LISTEN" help:"Address of the MCP endpoint."`
+	AllowedHosts   []string `env:"MILLRACE_ALLOWED_HOSTS" placeholder:"NAME" help:"Names clients may use besides localhost; * allows all."`
+	AllowedOrigins []string `env:"MILLRACE_ALLOWED_ORIGINS" placeholder:"ORIGIN" help:"Web origins that may call besides those on localhost; * allows all."`
+	namespaceFlag
+	limitFlags
+	SessionMaxAge  time.Duration `default:"24h" env:"MILLRACE_SESSION_MAX_AGE" help:"Age at which every session ends."`
+	SessionIdle    time.Duration `default:"30m" env:"MILLRACE_SESSION_IDLE" help:"How long a session that has changed something may go unused."`
 	SessionKeyFile []string      `env:"MILLRACE_SESSION_KEY_FILE" type:"existingfile" help:"File with a key for sessions, at least 16 bytes; repeat for several: the first one signs, all are accepted. Without it the edges share one that they keep in JetStream."`
 	Tokens         string        `env:"MILLRACE_TOKENS" type:"existingfile" help:"File of the bearer tokens that are let in, read again when it changes; see docs/authentication.md. Without it everybody is."`
 	RequireScope   []string      `env:"MILLRACE_REQUIRE_SCOPE" placeholder:"SCOPE" help:"Scope that every token must have; repeat for several."`
+}
+
+// namespaceFlag is that of every command with an edge.
+type namespaceFlag struct {
+	NamespaceConflicts bool `env:"MILLRACE_NAMESPACE_CONFLICTS" help:"Offer a tool or prompt whose name another pool keeps as POOL.NAME instead of hiding it; the same for all edges."`
 }
 
 // config is what the flags say, and the actors that an edge needs for it: they
 // are to be stopped after the edge's door.
 func (f *edgeFlags) config(a *app) (edge.Config, []actor, error) {
 	cfg := edge.Config{
-		Server:      mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
-		Hosts:       f.AllowedHosts,
-		Origins:     f.AllowedOrigins,
-		CallTimeout: f.CallTimeout,
-		Logger:      a.log,
+		Server:  mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
+		Hosts:   f.AllowedHosts,
+		Origins: f.AllowedOrigins,
+		Logger:  a.log,
+
+		NamespaceConflicts: f.NamespaceConflicts,
+		SessionMaxAge:      f.SessionMaxAge,
+		SessionIdle:        f.SessionIdle,
 
 		RequiredScopes: f.RequireScope,
 	}
-	cfg.Limits.MaxBytes = f.MaxBody
+	f.apply(&cfg)
 	keys, err := readKeys(f.SessionKeyFile)
 	if err != nil {
 		return cfg, nil, err

@@ -19,6 +19,8 @@ type stdioCmd struct {
 	workerFlags
 	natsAccess
 	measureFlags
+	namespaceFlag
+	limitFlags
 	NATS        string        `name:"nats" env:"MILLRACE_NATS" placeholder:"URL" help:"NATS of a cluster to serve; without it the workers run in this process."`
 	Worker      []string      `default:"glossary" env:"MILLRACE_WORKERS" help:"Worker to run when there is no --nats; repeat for several."`
 	Development bool          `default:"true" negatable:"" env:"MILLRACE_DEVELOPMENT" help:"Show callers what is wrong with a result that does not fit the output schema of its tool; for workers of this process."`
@@ -35,7 +37,10 @@ func (c *stdioCmd) Run(ctx context.Context, a *app) error {
 		Server: mcp.Implementation{Name: "millrace", Title: "Millrace", Version: version()},
 		Grace:  c.Grace,
 		Logger: a.log,
+
+		NamespaceConflicts: c.NamespaceConflicts,
 	}
+	c.apply(&cfg)
 	m, err := c.measure(ctx, a, "millrace-stdio")
 	if err != nil {
 		return err

@@ -23,6 +23,7 @@ const readyWait = 30 * time.Second
 type Cluster struct {
 	t         testing.TB
 	jetStream bool
+	payload   int32
 	dir       string // of the files of JetStream
 	nodes     []*server.Server
 	opts      []*server.Options
@@ -38,11 +39,14 @@ type ClusterOption func(*Cluster)
 // StartCluster waits until the servers have elected a leader.
 func JetStream() ClusterOption { return func(c *Cluster) { c.jetStream = true } }
 
+// MaxPayload sets max_payload of all servers in bytes; it is 1 MiB otherwise.
+func MaxPayload(n int32) ClusterOption { return func(c *Cluster) { c.payload = n } }
+
 // StartCluster starts n servers and returns when each knows all others. They
 // stop when the test ends.
 func StartCluster(t testing.TB, n int, options ...ClusterOption) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, dead: make(map[int]bool)}
+	c := &Cluster{t: t, payload: 1 << 20, dead: make(map[int]bool)}
 	for _, option := range options {
 		option(c)
 	}
@@ -65,7 +69,7 @@ func StartCluster(t testing.TB, n int, options ...ClusterOption) *Cluster {
 			Port:       server.RANDOM_PORT,
 			NoSigs:     true,
 			NoLog:      true,
-			MaxPayload: 1 << 20,
+			MaxPayload: c.payload,
 		}
 		if n > 1 {
 			opts.Cluster = server.ClusterOpts{Name: "bustest", Host: "127.0.0.1", Port: server.RANDOM_PORT}
@@ -154,8 +158,7 @@ func (c *Cluster) Leader(stream string) int {
 // URL is where clients reach node i.
 func (c *Cluster) URL(i int) string { return c.nodes[i].ClientURL() }
 
-// Kill stops node i without telling anybody first. A node that is dead stays
-// dead.
+// Kill stops node i without telling anybody first.
 func (c *Cluster) Kill(i int) {
 	c.mu.Lock()
 	dead := c.dead[i]
@@ -164,6 +167,30 @@ func (c *Cluster) Kill(i int) {
 	if !dead {
 		c.nodes[i].Shutdown()
 		c.nodes[i].WaitForShutdown()
+	}
+}
+
+// Restart starts node i, which is dead, at its old addresses.
+func (c *Cluster) Restart(i int) {
+	c.t.Helper()
+	opts := c.opts[i].Clone()
+	if addr, ok := c.nodes[i].Addr().(*net.TCPAddr); ok {
+		opts.Port = addr.Port
+	}
+	if addr := c.nodes[i].ClusterAddr(); addr != nil {
+		opts.Cluster.Port = addr.Port
+	}
+	node, err := server.NewServer(opts)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	node.Start()
+	c.mu.Lock()
+	c.nodes[i] = node
+	delete(c.dead, i)
+	c.mu.Unlock()
+	if !node.ReadyForConnections(readyWait) {
+		c.t.Fatalf("node %d is not ready again", i)
 	}
 }
 

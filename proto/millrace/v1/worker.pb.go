@@ -49,6 +49,9 @@ const (
 	// elicitation for each. The edge refuses the request with them, or asks
 	// them, as the revision has it.
 	Error_KIND_URL_ELICITATION_REQUIRED Error_Kind = 8
+	// The instance has the tool with another contract than the caller has seen.
+	// Nothing ran.
+	Error_KIND_OTHER_CONTRACT Error_Kind = 9
 )
 
 // Enum value maps for Error_Kind.
@@ -63,6 +66,7 @@ var (
 		6: "KIND_MISSING_CAPABILITY",
 		7: "KIND_UNKNOWN_PROMPT",
 		8: "KIND_URL_ELICITATION_REQUIRED",
+		9: "KIND_OTHER_CONTRACT",
 	}
 	Error_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED":              0,
@@ -74,6 +78,7 @@ var (
 		"KIND_MISSING_CAPABILITY":       6,
 		"KIND_UNKNOWN_PROMPT":           7,
 		"KIND_URL_ELICITATION_REQUIRED": 8,
+		"KIND_OTHER_CONTRACT":           9,
 	}
 )
 
@@ -349,8 +354,11 @@ type CallToolRequest struct {
 	// The arguments, a JSON object; empty when the client sent none.
 	Arguments []byte `protobuf:"bytes,3,opt,name=arguments,proto3" json:"arguments,omitempty"`
 	// params._meta, a JSON object; empty when the client sent none.
-	Meta          []byte  `protobuf:"bytes,4,opt,name=meta,proto3" json:"meta,omitempty"`
-	Resume        *Resume `protobuf:"bytes,5,opt,name=resume,proto3" json:"resume,omitempty"`
+	Meta   []byte  `protobuf:"bytes,4,opt,name=meta,proto3" json:"meta,omitempty"`
+	Resume *Resume `protobuf:"bytes,5,opt,name=resume,proto3" json:"resume,omitempty"`
+	// The contract of the tool that the caller has seen, from its manifest: an
+	// instance that has the tool with another one refuses the call. Empty: any.
+	Contract      []byte `protobuf:"bytes,6,opt,name=contract,proto3" json:"contract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -416,6 +424,13 @@ func (x *CallToolRequest) GetMeta() []byte {
 func (x *CallToolRequest) GetResume() *Resume {
 	if x != nil {
 		return x.Resume
+	}
+	return nil
+}
+
+func (x *CallToolRequest) GetContract() []byte {
+	if x != nil {
+		return x.Contract
 	}
 	return nil
 }
@@ -1984,7 +1999,12 @@ type Tool struct {
 	TimeoutUs uint64 `protobuf:"varint,5,opt,name=timeout_us,json=timeoutUs,proto3" json:"timeout_us,omitempty"`
 	// The scopes that an authenticated caller needs, all of them. One who lacks
 	// any neither sees the tool nor can call it.
-	Scopes        []string `protobuf:"bytes,6,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	Scopes []string `protobuf:"bytes,6,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	// Stands for what a caller relies on: name, inputSchema, outputSchema and
+	// annotations. Instances whose tools have the same one are interchangeable for
+	// this tool, whatever else differs. Opaque to the edges; empty: they find out
+	// by themselves, and the instance does not refuse calls.
+	Contract      []byte `protobuf:"bytes,7,opt,name=contract,proto3" json:"contract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2057,6 +2077,13 @@ func (x *Tool) GetTimeoutUs() uint64 {
 func (x *Tool) GetScopes() []string {
 	if x != nil {
 		return x.Scopes
+	}
+	return nil
+}
+
+func (x *Tool) GetContract() []byte {
+	if x != nil {
+		return x.Contract
 	}
 	return nil
 }
@@ -2296,13 +2323,14 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\x1a9\n" +
 	"\vErrorsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\xb8\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\xd4\x01\n" +
 	"\x0fCallToolRequest\x122\n" +
 	"\acontext\x18\x01 \x01(\v2\x18.millrace.v1.CallContextR\acontext\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\targuments\x18\x03 \x01(\fR\targuments\x12\x12\n" +
 	"\x04meta\x18\x04 \x01(\fR\x04meta\x12+\n" +
-	"\x06resume\x18\x05 \x01(\v2\x13.millrace.v1.ResumeR\x06resume\"\x86\x03\n" +
+	"\x06resume\x18\x05 \x01(\v2\x13.millrace.v1.ResumeR\x06resume\x12\x1a\n" +
+	"\bcontract\x18\x06 \x01(\fR\bcontract\"\x86\x03\n" +
 	"\x10CallToolResponse\x123\n" +
 	"\bprogress\x18\x01 \x01(\v2\x15.millrace.v1.ProgressH\x00R\bprogress\x12+\n" +
 	"\x03log\x18\x02 \x01(\v2\x17.millrace.v1.LogMessageH\x00R\x03log\x121\n" +
@@ -2385,14 +2413,14 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\fPromptResult\x12 \n" +
 	"\vdescription\x18\x01 \x01(\tR\vdescription\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\fR\bmessages\x12\x12\n" +
-	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xa9\x03\n" +
+	"\x04meta\x18\x03 \x01(\fR\x04meta\"\xc2\x03\n" +
 	"\x05Error\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.millrace.v1.Error.KindR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x12\n" +
 	"\x04code\x18\x04 \x01(\x05R\x04code\x12\x12\n" +
 	"\x04data\x18\x05 \x01(\fR\x04data\x12-\n" +
-	"\x05input\x18\x06 \x01(\v2\x17.millrace.v1.NeedsInputR\x05input\"\xe9\x01\n" +
+	"\x05input\x18\x06 \x01(\v2\x17.millrace.v1.NeedsInputR\x05input\"\x82\x02\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_INTERNAL\x10\x01\x12\x1a\n" +
@@ -2402,7 +2430,8 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\vKIND_CUSTOM\x10\x05\x12\x1b\n" +
 	"\x17KIND_MISSING_CAPABILITY\x10\x06\x12\x17\n" +
 	"\x13KIND_UNKNOWN_PROMPT\x10\a\x12!\n" +
-	"\x1dKIND_URL_ELICITATION_REQUIRED\x10\b\"\xdb\x01\n" +
+	"\x1dKIND_URL_ELICITATION_REQUIRED\x10\b\x12\x17\n" +
+	"\x13KIND_OTHER_CONTRACT\x10\t\"\xdb\x01\n" +
 	"\n" +
 	"NeedsInput\x12A\n" +
 	"\brequests\x18\x01 \x03(\v2%.millrace.v1.NeedsInput.RequestsEntryR\brequests\x12\x14\n" +
@@ -2428,7 +2457,7 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"\bproblems\x18\t \x03(\v2\x14.millrace.v1.ProblemR\bproblems\"5\n" +
 	"\aProblem\x12\x12\n" +
 	"\x04item\x18\x01 \x01(\tR\x04item\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xae\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xca\x01\n" +
 	"\x04Tool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -2440,7 +2469,8 @@ const file_millrace_v1_worker_proto_rawDesc = "" +
 	"idempotent\x12\x1d\n" +
 	"\n" +
 	"timeout_us\x18\x05 \x01(\x04R\ttimeoutUs\x12\x16\n" +
-	"\x06scopes\x18\x06 \x03(\tR\x06scopes\"r\n" +
+	"\x06scopes\x18\x06 \x03(\tR\x06scopes\x12\x1a\n" +
+	"\bcontract\x18\a \x01(\fR\bcontract\"r\n" +
 	"\x06Prompt\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
