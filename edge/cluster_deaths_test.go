@@ -23,8 +23,8 @@ import (
 // silentPeers tell nobody, as an edge does that dies before it gets to that.
 type silentPeers struct{ legacy.Peers }
 
-func (silentPeers) Announce(*millracev1.Announcement) error        { return nil }
-func (silentPeers) Tell(context.Context, *millracev1.Announcement) {}
+func (silentPeers) Announce(*millracev1.Announcement) error              { return nil }
+func (silentPeers) Tell(context.Context, *millracev1.Announcement) error { return nil }
 
 // TestDeleteOnAnEdgeThatDies: the session has ended in the store, and no other edge
 // was told. The client sends DELETE again, or the others find it out when the edge

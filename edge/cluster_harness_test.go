@@ -144,8 +144,7 @@ func (c *cluster) startNode() *node {
 	conn := c.connect("edge", n.link)
 	cfg := c.cfg
 	var err error
-	// Who is patient with workers is so with the store.
-	if n.store, err = jetstream.New(conn, jetstream.Config{Memory: true, RequestTimeout: cfg.acceptBudget / 5, Logger: cfg.Logger}); err != nil {
+	if n.store, err = jetstream.New(conn, jetstream.Config{Memory: true, Logger: cfg.Logger}); err != nil {
 		c.t.Error(err)
 		return n
 	}
@@ -333,7 +332,7 @@ func (l *link) InProcessConn() (net.Conn, error) {
 	return conn, err
 }
 
-// cut ends all connections, and there will be no others.
+// cut ends all connections, and there will be no others until it is mended.
 func (l *link) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -341,6 +340,13 @@ func (l *link) cut() {
 	for _, conn := range l.conns {
 		conn.Close()
 	}
+}
+
+// mend allows connections again.
+func (l *link) mend() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dead = false
 }
 
 // blink ends all connections; others may be made.

@@ -218,12 +218,12 @@ func TestSubscribersCostOnePublish(t *testing.T) {
 		subscriptions := make([]*notify.Subscription, subscribers)
 		for i := range subscriptions {
 			subscriptions[i] = n.hub().Open(nil)
-			if _, err := subscriptions[i].Set([]string{"memo://notes/one"}); err != nil {
+			if err := subscriptions[i].Set([]string{"memo://notes/one"}, false); err != nil {
 				t.Fatal(err)
 			}
 			defer subscriptions[i].Close()
 		}
-		if err := subscriptions[0].Sync(context.Background()); err != nil {
+		if err := subscriptions[0].Sync(context.Background(), false); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, subscriptions)

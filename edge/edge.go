@@ -120,9 +120,6 @@ type Config struct {
 	CallStats, PeerStats []stats.Handler
 	// Logger is the edge's log; nil discards.
 	Logger *slog.Logger
-
-	// acceptBudget is bus.ClientConfig.AcceptBudget, for tests on busy machines.
-	acceptBudget time.Duration
 }
 
 // Edge serves clients. Run must be running while it serves.
@@ -157,6 +154,9 @@ type Edge struct {
 	stopping context.Context
 	stop     context.CancelFunc
 	sessions *legacy.Era
+	// restored says that the connection to the bus was lost and is back. The
+	// connection sends; when it is full that is known already. Never closed.
+	restored chan struct{}
 }
 
 // New returns an edge on a connection to the bus, which stays the caller's.
@@ -201,6 +201,8 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		auth:  authenticator,
 		ring:  ring,
 		calls: &exchange.Calls{},
+
+		restored: make(chan struct{}, 1),
 	}
 	e.watcher = bus.NewWatcher(conn, bus.WatcherConfig{
 		Logger: cfg.Logger,
@@ -210,8 +212,14 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	e.onCutOff = e.cutOff
 	e.results = newResults(cfg.MaxResultsInFlight)
 	e.client = bus.NewClient(conn, bus.ClientConfig{
-		AcceptBudget: cfg.acceptBudget, StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
 		WaitBudget: cfg.SlotWait, MaxRecvMsgSize: cfg.MaxResult + envelope, Room: e.results.take,
+		StatsHandlers: cfg.CallStats, Logger: cfg.Logger, Members: e.watcher,
+		Restored: func() {
+			select {
+			case e.restored <- struct{}{}:
+			default:
+			}
+		},
 	})
 	e.present.watcher = e.watcher
 	e.draining, e.drain = context.WithCancel(context.Background())
@@ -280,7 +288,35 @@ func (e *Edge) Run(ctx context.Context) error {
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error { e.present.run(ctx); return nil })
 	g.Go(func() error { return e.catalog.Run(ctx) })
+	g.Go(func() error { e.makeUp(ctx); return nil })
 	return g.Wait()
+}
+
+// makeUp makes up for what was missed while the bus was not there, until ctx ends.
+func (e *Edge) makeUp(ctx context.Context) {
+	for {
+		select {
+		case <-e.restored:
+		case <-ctx.Done():
+			return
+		}
+		// Not before everything is heard again. When the connection is lost
+		// meanwhile, this comes again.
+		err := e.sync(ctx)
+		for err != nil && ctx.Err() == nil && e.conn.Connected() {
+			err = e.sync(ctx)
+		}
+		if err == nil {
+			e.sessions.Changes.Missed()
+			e.sessions.NewsMissed()
+		}
+	}
+}
+
+func (e *Edge) sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return e.client.Sync(ctx)
 }
 
 // Catalog returns what workers announce, as this edge sees it.
@@ -311,7 +347,7 @@ func (e *Edge) lost(m bus.Member) {
 	e.client.Lost(m.Instance, m.Epoch)
 	e.present.lost(m.Instance)
 	if m.Pool == peer.Pool {
-		e.sessions.EdgeLost()
+		e.sessions.NewsMissed()
 	}
 	if e.cfg.Lost != nil {
 		e.cfg.Lost(m)

@@ -545,9 +545,9 @@ func (c *modelClient) subscribe(pick int) {
 	}
 }
 
-// expectUpdate changes a resource and waits to be told. When a stream began
-// without a place meanwhile, the news may have fallen between two streams: then
-// the resource changes again.
+// expectUpdate changes a resource, once, and waits to be told. When a stream began
+// without a place meanwhile, the news may have fallen between two streams: then,
+// and only then, the resource changes again.
 func (s *modelSession) expectUpdate(uri string, before int) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -557,7 +557,7 @@ func (s *modelSession) expectUpdate(uri string, before int) {
 		s.mu.Unlock()
 		s.note("change %s", uri)
 		s.m.cluster.worker.ResourceUpdated(uri)
-		limit := time.Now().Add(3 * time.Second)
+		limit := time.Now().Add(modelTold)
 		for time.Now().Before(limit) {
 			s.mu.Lock()
 			told := s.told[uri]
@@ -570,8 +570,8 @@ func (s *modelSession) expectUpdate(uri string, before int) {
 		s.mu.Lock()
 		excused := s.blind != blind || s.asking
 		s.mu.Unlock()
-		if !excused && attempt >= 2 || attempt > 10 {
-			s.fault("not told that %s has changed, %d times; %s", uri, attempt, s.m.followed(s.id))
+		if !excused || attempt > 10 {
+			s.fault("not told that %s has changed, at attempt %d; %s", uri, attempt, s.m.followed(s.id))
 			return
 		}
 		s.m.count("update again", 1)

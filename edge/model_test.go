@@ -33,6 +33,9 @@ const (
 	// modelPatience is how long a client waits for what takes much less than a
 	// second, before it calls it a hang.
 	modelPatience = 40 * time.Second
+	// modelTold is how long a client waits to be told of a change; what edges look
+	// for now and then, they find in that time or much later.
+	modelTold = 5 * time.Second
 	// modelFarewell is how long a client listens to a call that it has cancelled.
 	modelFarewell = time.Second
 	// modelRefusals is how often in a row a client may be told to try again.
@@ -52,9 +55,7 @@ const (
 func TestModel(t *testing.T) {
 	t.Parallel()
 	m := &model{
-		// An OPEN may wait for the processor: an edge that is not answered is not
-		// what this test is about, and one that is never answered is found anyway.
-		cluster: startCluster(t, Config{acceptBudget: 10 * time.Second}), seed: *modelSeed,
+		cluster: startCluster(t, Config{}), seed: *modelSeed,
 		book: &modelBook{begun: map[string]int{}, over: map[string]int{}}, stats: map[string]int{}, names: map[*node]string{},
 	}
 	for i, n := range m.cluster.nodes {

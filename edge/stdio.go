@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -119,10 +120,9 @@ var (
 // writeLine writes one message as one line. After the first failure the
 // connection is over: running calls are cancelled.
 func (s *stdio) writeLine(msg jsonrpc.Pieces) error {
-	line := append(oneLineEach(msg), []byte{'\n'})
-	if len(msg) == 1 { // one write where that costs little: others may be watching
-		line = jsonrpc.Whole(line.Join())
-	}
+	line := oneLineEach(msg)
+	last := &line[len(line)-1] // small, or the only one
+	*last = append(slices.Clip(*last), '\n')
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, piece := range line {

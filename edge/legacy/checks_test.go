@@ -23,7 +23,8 @@ func TestChecks(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		c.within(0) // while it runs
 		time.Sleep(10 * time.Second)
-		c.within(0) // while it waits
+		c.within(0)           // while it waits
+		c.within(time.Second) // later than it is due
 		time.Sleep(2 * time.Minute)
 		stop()
 		c.within(0)

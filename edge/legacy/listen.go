@@ -26,11 +26,11 @@ import (
 // was lost on the way between edges is made up for then.
 const checkEvery = 5 * time.Minute
 
-// checkSoon is the same while it is not known what the session subscribes to.
+// checkSoon is the same while it is not known what the session subscribes to, or
+// while not all of that is followed.
 const checkSoon = time.Second
 
-// lostWithin is how soon the streams look when another edge is gone: there may be
-// many.
+// lostWithin is how soon the streams look when news was missed: there may be many.
 const lostWithin = 5 * time.Second
 
 // Listen sends what belongs to no request: list changes and updates of
@@ -120,23 +120,29 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 		}
 	}
 	s.lists = placeOf(changes)
+	// The stream before goes on until this one hears what it does, so that nothing
+	// is lost between the two.
+	if refusal := e.followFirst(ctx, s, client.Revision); refusal != nil {
+		return l.refuse(*refusal)
+	}
+	if streamCtx.Err() != nil {
+		// The client has gone, and may have a stream elsewhere already.
+		return l.refuse(exchange.Answer{Withheld: true})
+	}
 	e.streams.open(s)
 	l.closing = append(l.closing, func() { e.streams.closed(s) }, s.close)
 	if client.peer == nil {
-		e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_StreamTaken{
+		// An edge that does not hear of it sends the same until it does.
+		_ = e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_StreamTaken{
 			StreamTaken: &millracev1.StreamTaken{Scope: s.scope, Holder: s.holder},
 		}})
 	}
-	switch err := s.follow(ctx, true); {
-	case errors.Is(err, session.ErrUnknown):
-		return l.refuse(unknownSession(client.Revision, nil))
-	case err != nil && streamCtx.Err() == nil:
-		return l.refuse(exchange.Refused(client.Revision, http.StatusServiceUnavailable, nil, &jsonrpc.Error{
-			Code: jsonrpc.CodeInternal, Message: "the edge cannot listen for updates now: try again shortly",
-		}))
+	// And whoever changed a subscription meanwhile did not find this one.
+	if refusal := e.followFirst(ctx, s, client.Revision); refusal != nil {
+		return l.refuse(*refusal)
 	}
 	if resumed && s.places {
-		changes.Touch()
+		changes.TouchAll()
 	}
 	if s.begin(client.Revision.Polls) != nil {
 		return l.refuse(exchange.Answer{Withheld: true})
@@ -160,29 +166,49 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 	return l
 }
 
+// followFirst makes a stream follow what its session subscribes to, before it
+// begins. A store that cannot be read is no reason to refuse it.
+func (e *Era) followFirst(ctx context.Context, s *stream, rev *mcp.Revision) *exchange.Answer {
+	err := s.follow(ctx, false)
+	var refusal exchange.Answer
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNotRead):
+		s.checks.within(checkSoon)
+		return nil
+	case errors.Is(err, session.ErrUnknown):
+		refusal = unknownSession(rev, nil)
+	case s.ctx.Err() != nil:
+		return nil // the client has gone, or has a newer stream: this one ends
+	default:
+		refusal = exchange.Refused(rev, http.StatusServiceUnavailable, nil, &jsonrpc.Error{
+			Code: jsonrpc.CodeInternal, Message: "the edge cannot listen for updates now: try again shortly",
+		})
+	}
+	return &refusal
+}
+
 // keepChecking looks after an open stream until it ends. It has no goroutine
 // but while it looks.
 func (e *Era) keepChecking(s *stream) (stop func()) {
-	next := func() time.Duration {
-		every := checkEvery
-		if !e.Records.Available() {
-			every = checkSoon
-		}
-		// Not all at once that were opened together.
+	// Not all at once that were opened together.
+	spread := func(every time.Duration) time.Duration {
 		return every - rand.N(every/5) //nolint:gosec // nobody gains from guessing it
 	}
-	return s.checks.start(next, func() (again bool) {
-		err := s.follow(s.ctx, false)
+	return s.checks.start(func() time.Duration { return spread(checkEvery) }, func() (again bool) {
+		err := s.follow(s.ctx, true)
 		if err != nil && s.ctx.Err() == nil {
-			s.checks.within(checkSoon)
+			s.checks.within(spread(checkSoon))
 		}
 		return s.ctx.Err() == nil
 	})
 }
 
-// EdgeLost says that another edge is gone. It may have stored the change of a
-// session, or its end, and told nobody: the open streams look.
-func (e *Era) EdgeLost() {
+// NewsMissed says that this edge may not have heard what others have told: the bus
+// was gone, or another edge is, which may have stored the change of a session, or
+// its end, and told nobody. The open streams look.
+func (e *Era) NewsMissed() {
 	for _, s := range e.streams.all() {
 		e.Records.Forget(s.scope)
 		s.checks.within(rand.N(lostWithin)) //nolint:gosec // as above
@@ -193,6 +219,7 @@ func (e *Era) EdgeLost() {
 type checks struct {
 	mu    sync.Mutex
 	timer *time.Timer // nil: not started, or stopped
+	due   time.Time   // when it runs next, unless busy
 	busy  bool        // it runs
 	// wanted: it is to run once more, soon after that or after the start.
 	wanted bool
@@ -206,8 +233,12 @@ func (c *checks) start(next func() time.Duration, check func() (again bool)) (st
 	defer c.mu.Unlock()
 	c.timer = time.AfterFunc(c.pauseLocked(next), func() {
 		c.mu.Lock()
-		c.busy = true
+		c.busy = c.timer != nil
+		stopped := !c.busy
 		c.mu.Unlock()
+		if stopped {
+			return
+		}
 		again := check()
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -232,15 +263,21 @@ func (c *checks) pauseLocked(next func() time.Duration) time.Duration {
 		pause = min(pause, c.soon)
 	}
 	c.wanted = false
+	c.due = time.Now().Add(pause)
 	return pause
 }
 
-// within makes a check begin soon: one that runs may have seen what was before.
+// within makes a check begin in that time at the latest: one that runs may have
+// seen what was before.
 func (c *checks) within(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.timer != nil && !c.busy {
-		c.timer.Reset(d)
+		// One that is due has not begun.
+		if due := time.Now().Add(d); due.Before(c.due) {
+			c.due = due
+			c.timer.Reset(d)
+		}
 		return
 	}
 	if !c.wanted || d < c.soon {
@@ -284,7 +321,8 @@ func (e *Era) End(ctx context.Context, req *exchange.Request) exchange.Answer {
 // endEverywhere ends what a session that is over has on any edge, or alone.
 func (e *Era) endEverywhere(ctx context.Context, scope string) {
 	e.ended(scope)
-	e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
+	// Who is not told finds it out when it looks.
+	_ = e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
 		SessionChanged: &millracev1.SessionChanged{Scope: scope, Ended: true},
 	}})
 	e.cancelAlone(scope, nil)
@@ -314,11 +352,14 @@ func (e *Era) subscribe(ctx context.Context, c *caller, m *jsonrpc.Message) exch
 		})
 	}
 	if s := e.streams.of(c.Scope); s != nil && changeErr == nil {
-		if followErr := s.follow(ctx, true); followErr != nil && s.ctx.Err() == nil {
+		if followErr := s.follow(ctx, false); followErr != nil && s.ctx.Err() == nil {
 			changeErr = fmt.Errorf("%w: %w", session.ErrUnavailable, followErr) // it is stored; to repeat it does no harm
 		}
 	}
-	return e.changed(ctx, c, m, changeErr)
+	if m.Method == mcp.MethodUnsubscribe {
+		uri = "" // there is nothing to be told of
+	}
+	return e.changed(ctx, c, m, uri, changeErr)
 }
 
 // needsSession refuses what cannot be kept without a session.

@@ -3,6 +3,7 @@ package legacy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -116,13 +117,21 @@ func (e *Era) setLevel(ctx context.Context, c *caller, m *jsonrpc.Message) excha
 		return exchange.Failed(m.ID, needsSession("a log level"))
 	}
 	changeErr := c.state.update(ctx, func(rec *session.Record) error { rec.Level = level; return nil })
-	return e.changed(ctx, c, m, changeErr)
+	return e.changed(ctx, c, m, "", changeErr)
 }
 
-// changed answers a request that changes the state of its session. The other
-// edges know of the change before the client does: its next request may reach
-// any of them.
-func (e *Era) changed(ctx context.Context, c *caller, m *jsonrpc.Message, err error) exchange.Answer {
+// changed answers a request that changes the state of its session; subscribed is
+// the resource it is about. The other edges know of the change before the client
+// does: its next request may reach any of them.
+func (e *Era) changed(ctx context.Context, c *caller, m *jsonrpc.Message, subscribed string, err error) exchange.Answer {
+	if err == nil && c.peer == nil {
+		err = e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
+			SessionChanged: &millracev1.SessionChanged{Scope: c.Scope, Subscribed: subscribed},
+		}})
+		if err != nil {
+			err = fmt.Errorf("%w: %w", session.ErrUnavailable, err) // it is stored; to repeat it does no harm
+		}
+	}
 	if err != nil {
 		if errors.Is(err, session.ErrUnknown) {
 			return unknownSession(c.Revision, m.ID)
@@ -131,11 +140,6 @@ func (e *Era) changed(ctx context.Context, c *caller, m *jsonrpc.Message, err er
 		answer := exchange.Failed(m.ID, refusal)
 		answer.RetryAfter = after
 		return answer
-	}
-	if c.peer == nil {
-		e.tell(ctx, &millracev1.Announcement{News: &millracev1.Announcement_SessionChanged{
-			SessionChanged: &millracev1.SessionChanged{Scope: c.Scope},
-		}})
 	}
 	return exchange.Succeeded(m.ID, jsonrpc.Whole([]byte("{}")))
 }

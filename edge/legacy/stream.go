@@ -21,6 +21,8 @@ import (
 var (
 	// errReplaced ends a stream whose session has opened another one.
 	errReplaced = errors.New("legacy: the session has a newer stream")
+	// errNotRead: what a session subscribes to cannot be read now.
+	errNotRead = errors.New("legacy: what the session subscribes to cannot be read now")
 	// errEnded ends the streams of a session that is over.
 	errEnded = fmt.Errorf("legacy: %w", session.ErrExpired)
 )
@@ -42,6 +44,10 @@ type stream struct {
 	// value in holds it, and who ends the stream keeps it. No mutex, since what
 	// happens meanwhile waits for the bus.
 	following chan struct{}
+	// late are resources whose subscriber may rely already on being told: what
+	// was missed until they are followed is made up for.
+	lateMu sync.Mutex
+	late   []string
 	// checks look now and then what the session subscribes to.
 	checks checks
 
@@ -55,9 +61,12 @@ type stream struct {
 	count  uint64
 }
 
-// follow makes the stream follow what its session subscribes to, as it is known
-// now. wait: it returns when updates will be heard.
-func (s *stream) follow(ctx context.Context, wait bool) error {
+// follow makes the stream follow what its session subscribes to, and returns when
+// updates will be heard. late: who subscribed may rely on that already, so that
+// what is new is reported as updated. After an error other than of the end of the
+// stream some subscriptions are not followed; what was followed before is, as long
+// as the session is not known to have unsubscribed.
+func (s *stream) follow(ctx context.Context, late bool) error {
 	select {
 	case s.following <- struct{}{}:
 	case <-s.ctx.Done():
@@ -69,16 +78,47 @@ func (s *stream) follow(ctx context.Context, wait bool) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
+	// Those that are noted from now on may not be in what is read.
+	missed := s.takeLate()
 	rec, err := s.state.get(ctx)
 	if errors.Is(err, session.ErrUnknown) {
 		s.end(errEnded)
 		return errEnded
 	}
-	more, err := s.changes.Set(rec.URIs)
-	if err == nil && more && wait {
-		err = s.changes.Sync(ctx)
+	if err == nil {
+		err = s.changes.Set(rec.URIs, rec.Unread)
 	}
-	return err
+	if err == nil {
+		err = s.changes.Sync(ctx, late)
+	}
+	if err == nil && rec.Unread {
+		err = errNotRead
+	}
+	if err != nil {
+		s.miss(missed...)
+		return err
+	}
+	s.changes.Touch(missed...)
+	return nil
+}
+
+// miss notes resources that are to be reported as updated once they are followed.
+func (s *stream) miss(uris ...string) {
+	s.lateMu.Lock()
+	defer s.lateMu.Unlock()
+	for _, uri := range uris {
+		if !slices.Contains(s.late, uri) {
+			s.late = append(s.late, uri)
+		}
+	}
+}
+
+func (s *stream) takeLate() []string {
+	s.lateMu.Lock()
+	defer s.lateMu.Unlock()
+	late := s.late
+	s.late = nil
+	return late
 }
 
 // close ends the stream and waits for whoever changes what it follows.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +20,13 @@ import (
 // listInterval is the shortest time between two notices about lists: a rolling
 // update must not make every client fetch every list over and over.
 const listInterval = time.Second
+
+// What may have been missed is not reported to all clients at once, since they
+// read again what they are told of.
+const (
+	missedPace   = time.Millisecond
+	missedWithin = 5 * time.Second
+)
 
 // Kind is a kind of change.
 type Kind int
@@ -79,6 +87,21 @@ func (h *Hub) Topics() int {
 	return len(h.topics)
 }
 
+// Missed says that updates may have been missed: all that is followed is reported
+// as updated, to a thousand clients a second and to all within 5 s.
+func (h *Hub) Missed() {
+	h.mu.Lock()
+	all := map[*Subscription]struct{}{}
+	for _, t := range h.topics {
+		maps.Copy(all, t.followers)
+	}
+	h.mu.Unlock()
+	within := min(time.Duration(len(all))*missedPace, missedWithin)
+	for s := range all {
+		time.AfterFunc(rand.N(within), s.TouchAll) //nolint:gosec // nobody gains from guessing it
+	}
+}
+
 // Open begins to follow the given lists for a caller (nil: of an edge that
 // authenticates nobody); resources are added with Follow. What changes from now
 // on and is the caller's to see is reported by Run. Close must be called.
@@ -116,13 +139,17 @@ type Subscription struct {
 	// Both are nil while there is nothing in them: most streams only wait.
 	uris    map[string]struct{}
 	updated map[string]struct{}
+	// unheard are those of uris of which it is not known yet that the bus will
+	// bring their updates; nil while there are none. True: a client may rely on
+	// it all the same.
+	unheard map[string]bool
 	// told are elicitations that are complete, oldest first.
 	told []string
 	// wake has room for one signal; a further one says nothing new.
 	wake chan struct{}
 }
 
-// Follow adds a resource; one that is followed already stays.
+// Follow adds a resource; one that is followed already stays. Sync must follow.
 func (s *Subscription) Follow(uri string) error {
 	h := s.hub
 	h.mu.Lock()
@@ -139,23 +166,63 @@ func (s *Subscription) Follow(uri string) error {
 	}
 	t.followers[s] = struct{}{}
 	s.mu.Lock()
-	if s.uris == nil {
-		s.uris = map[string]struct{}{}
+	if _, followed := s.uris[uri]; !followed {
+		add(&s.uris, uri)
+		if s.unheard == nil {
+			s.unheard = map[string]bool{}
+		}
+		s.unheard[uri] = false
 	}
-	s.uris[uri] = struct{}{}
 	s.mu.Unlock()
 	return nil
+}
+
+// add adds to a set that is nil while there is nothing in it.
+func add(set *map[string]struct{}, uri string) {
+	if *set == nil {
+		*set = map[string]struct{}{}
+	}
+	(*set)[uri] = struct{}{}
 }
 
 // syncTimeout is how long to wait for the bus to know of a subscription.
 const syncTimeout = time.Second
 
 // Sync returns when updates of all resources that were followed so far will be
-// heard: a client that is told so may rely on it.
-func (s *Subscription) Sync(ctx context.Context) error {
+// heard: a client that is told so may rely on it. late: the client may rely on it
+// already, so that what was not heard until now is reported as updated. After an
+// error the next Sync is late for all that this one was for. It must not be called
+// while Set runs.
+func (s *Subscription) Sync(ctx context.Context, late bool) error {
+	s.mu.Lock()
+	unheard := slices.Collect(maps.Keys(s.unheard))
+	s.mu.Unlock()
+	if len(unheard) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
-	return s.hub.listener.Sync(ctx)
+	err := s.hub.listener.Sync(ctx)
+	s.mu.Lock()
+	var missed []string
+	for _, uri := range unheard {
+		switch wasLate, still := s.unheard[uri]; {
+		case !still: // unfollowed
+		case err != nil:
+			s.unheard[uri] = true
+		default:
+			delete(s.unheard, uri)
+			if late || wasLate {
+				missed = append(missed, uri)
+			}
+		}
+	}
+	if len(s.unheard) == 0 {
+		s.unheard = nil
+	}
+	s.mu.Unlock()
+	s.Touch(missed...)
+	return err
 }
 
 // Unfollow removes a resource; one that is not followed is no error.
@@ -170,6 +237,7 @@ func (s *Subscription) Unfollow(uri string) {
 	delete(t.followers, s)
 	s.mu.Lock()
 	delete(s.uris, uri)
+	delete(s.unheard, uri)
 	s.mu.Unlock()
 	if len(t.followers) == 0 {
 		delete(h.topics, uri)
@@ -177,10 +245,10 @@ func (s *Subscription) Unfollow(uri string) {
 	}
 }
 
-// Set makes the resources that are followed those of uris, and reports whether
-// any was added. After an error some of them are not followed. It must not be
-// called twice at a time.
-func (s *Subscription) Set(uris []string) (more bool, err error) {
+// Set makes the resources that are followed those of uris; with more it only
+// adds to them. After an error some of them are not followed. Sync must follow. It
+// must not be called twice at a time.
+func (s *Subscription) Set(uris []string, more bool) (err error) {
 	wanted := make(map[string]struct{}, len(uris))
 	for _, uri := range uris {
 		wanted[uri] = struct{}{}
@@ -190,7 +258,7 @@ func (s *Subscription) Set(uris []string) (more bool, err error) {
 	for uri := range s.uris {
 		if _, ok := wanted[uri]; ok {
 			delete(wanted, uri)
-		} else {
+		} else if !more {
 			dropped = append(dropped, uri)
 		}
 	}
@@ -201,11 +269,9 @@ func (s *Subscription) Set(uris []string) (more bool, err error) {
 	for uri := range wanted {
 		if followErr := s.Follow(uri); followErr != nil {
 			err = followErr
-			continue
 		}
-		more = true
 	}
-	return more, err
+	return err
 }
 
 // Known returns the digest of a followed list as the client knows it; that of a
@@ -222,23 +288,30 @@ func (s *Subscription) Since(kind Kind, digest []byte) {
 	}
 }
 
-// Touch reports all followed resources as updated: they may have been while
-// nobody listened.
-func (s *Subscription) Touch() {
+// Touch reports resources as updated, as far as they are followed: they may have
+// been while nobody listened.
+func (s *Subscription) Touch(uris ...string) {
+	if len(uris) == 0 {
+		return
+	}
 	s.mu.Lock()
-	for uri := range s.uris {
-		s.updateLocked(uri)
+	for _, uri := range uris {
+		if _, followed := s.uris[uri]; followed {
+			add(&s.updated, uri)
+		}
 	}
 	s.mu.Unlock()
 	s.signal()
 }
 
-// updateLocked notes that a resource was updated.
-func (s *Subscription) updateLocked(uri string) {
-	if s.updated == nil {
-		s.updated = map[string]struct{}{}
+// TouchAll is Touch for all that are followed.
+func (s *Subscription) TouchAll() {
+	s.mu.Lock()
+	for uri := range s.uris {
+		add(&s.updated, uri)
 	}
-	s.updated[uri] = struct{}{}
+	s.mu.Unlock()
+	s.signal()
 }
 
 // Tell reports that an elicitation is complete. Of many that wait the oldest are
@@ -282,7 +355,7 @@ func (h *Hub) heard(uri string) {
 	for s := range t.followers {
 		s.mu.Lock()
 		// Several updates that wait together are one: it says "read again".
-		s.updateLocked(uri)
+		add(&s.updated, uri)
 		s.mu.Unlock()
 		s.signal()
 	}

@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -133,29 +134,45 @@ func (p *Peers) Announce(a *millracev1.Announcement) error {
 }
 
 // Tell tells all edges something and returns when those that this edge knows
-// have acted on it, at the latest after 150 ms. One that could not be told finds
-// out later, by what is stored.
-func (p *Peers) Tell(ctx context.Context, a *millracev1.Announcement) {
+// have acted on it, at the latest after 150 ms. An announcement says who these are,
+// and when they are fewer than it said before, it comes again: so every other edge
+// knows that nobody waits for it. An error means that this edge is not connected,
+// and that others may not know.
+func (p *Peers) Tell(ctx context.Context, a *millracev1.Announcement) error {
+	a.Told = nil
+	for _, m := range p.members() {
+		if m.Pool == Pool && m.Instance != p.ID() {
+			a.Told = append(a.Told, m.Instance)
+		}
+	}
 	// Also to those that this edge does not see, for whatever reason.
 	if err := p.Announce(a); err != nil {
-		p.log.Warn("other edges are not told", "error", err)
-		return
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 	defer cancel()
-	var told sync.WaitGroup
-	for _, m := range p.members() {
-		if m.Pool != Pool || m.Instance == p.ID() {
-			continue
-		}
-		told.Go(func() {
-			_, err := p.edge(m.Instance).Tell(ctx, &millracev1.TellRequest{Announcement: a})
-			if err != nil {
-				p.log.Debug("an edge has not answered", "edge", m.Instance, "error", err)
+	var asking sync.WaitGroup
+	acted := make([]bool, len(a.GetTold()))
+	for i, id := range a.GetTold() {
+		asking.Go(func() {
+			_, err := p.edge(id).Tell(ctx, &millracev1.TellRequest{Announcement: a})
+			if acted[i] = err == nil; err != nil {
+				p.log.Debug("an edge has not answered", "edge", id, "error", err)
 			}
 		})
 	}
-	told.Wait()
+	asking.Wait()
+	if !slices.Contains(acted, false) {
+		return nil
+	}
+	var told []string
+	for i, id := range a.GetTold() {
+		if acted[i] {
+			told = append(told, id)
+		}
+	}
+	a.Told = told
+	return p.Announce(a)
 }
 
 // Deliver passes a client's answer on to the edge that asked and reports

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -165,7 +166,9 @@ func TestAnnounceAndTell(t *testing.T) {
 		// Tell waits until the others have acted, and no longer than it must.
 		edges[2].acting = 40 * time.Millisecond
 		begun := time.Now()
-		edges[1].Tell(context.Background(), ended("b"))
+		if err := edges[1].Tell(context.Background(), ended("b")); err != nil {
+			t.Error(err)
+		}
 		if took := time.Since(begun); took != edges[2].acting {
 			t.Errorf("Tell took %v", took)
 		}
@@ -176,9 +179,17 @@ func TestAnnounceAndTell(t *testing.T) {
 		}
 		edges[2].acting = time.Hour
 		begun = time.Now()
-		edges[1].Tell(context.Background(), ended("c"))
+		if err := edges[1].Tell(context.Background(), ended("c")); err != nil {
+			t.Error(err)
+		}
 		if took := time.Since(begun); took != tellTimeout {
 			t.Errorf("an edge that does not act held the others up for %v", took)
+		}
+		// Everybody hears who is asked, and then who has acted.
+		synctest.Wait()
+		news := edges[2].news()
+		if len(news) != 2 || !slices.Contains(news[0].GetTold(), edges[2].ID()) || !slices.Equal(news[1].GetTold(), []string{edges[0].ID()}) {
+			t.Errorf("the edge that does not act has heard %v", news)
 		}
 		time.Sleep(2 * time.Hour)
 	})

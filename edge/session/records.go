@@ -44,6 +44,9 @@ type Record struct {
 	Used time.Time `json:"used,omitzero"`
 	// Expires is when the session reaches its absolute age. Update sets it.
 	Expires time.Time `json:"expires,omitzero"`
+	// Unread: the store could not be asked. The record is what is remembered, or
+	// nothing.
+	Unread bool `json:"-"`
 }
 
 // clone returns a copy that shares nothing.
@@ -130,7 +133,7 @@ func recordKey(scope string) string { return "record." + scope }
 
 // Get returns the record of the session with a scope, which counts as a use of
 // it. What was read in the last seconds is not read again. While the store is
-// down it returns what it remembers, or else the zero value. Errors: ErrExpired,
+// down it returns what it remembers, or else the zero value, as unread. Errors: ErrExpired,
 // and the cause of ctx when that ends before the store has answered.
 func (r *Records) Get(ctx context.Context, scope string) (Record, error) {
 	now := time.Now()
@@ -160,6 +163,7 @@ func (r *Records) Get(ctx context.Context, scope string) (Record, error) {
 	if writeBack {
 		r.writeBack(ctx, scope, e, record, revision)
 	}
+	record.Unread = !fresh
 	return record, nil
 }
 
@@ -425,11 +429,14 @@ func (r *Records) current(ctx context.Context, scope string, e *entry) (record R
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e.record, e.revision = record, revision
-	if r.expired(e, time.Now()) {
-		return Record{}, 0, false, ErrExpired
+	// What a Get has read meanwhile may be newer, and is believed.
+	if remembered = time.Now().Before(e.believed); !remembered {
+		e.record, e.revision = record, revision
 	}
-	return record, revision, false, nil
+	if r.expired(e, time.Now()) {
+		return Record{}, 0, remembered, ErrExpired
+	}
+	return e.record, e.revision, remembered, nil
 }
 
 // Forget makes the next Get of a session read its record: another edge has

@@ -153,6 +153,58 @@ func TestForgetOvertakesARead(t *testing.T) {
 	})
 }
 
+// TestUpdateOvertakenByARead: what an update has read is older than what somebody
+// else has read meanwhile.
+func TestUpdateOvertakenByARead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store, hold := newFaulty(), make(chan struct{})
+		a, b, s := NewRecords(store, RecordsConfig{}), NewRecords(store, RecordsConfig{}), newSession("s")
+		update(t, b, s, level("info"))
+		store.hold.Store(&hold)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			update(t, a, s, func(*Record) error { return nil })
+		}()
+		synctest.Wait()
+		store.hold.Store(nil)
+		update(t, b, s, level("debug"))
+		wantLevel(t, a, "s", "debug")
+		close(hold)
+		<-done
+		wantLevel(t, a, "s", "debug")
+	})
+}
+
+// TestUnread: what is remembered, or nothing, is not what the store says.
+func TestUnread(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		r, s := NewRecords(store, RecordsConfig{}), newSession("s")
+		unread := func(when string, want bool) {
+			t.Helper()
+			if record, err := r.Get(t.Context(), "s"); err != nil || record.Unread != want {
+				t.Errorf("%s: unread %v (%v), want %v", when, record.Unread, err, want)
+			}
+		}
+		store.down.Store(true)
+		unread("never read", true)
+		store.down.Store(false)
+		time.Sleep(time.Minute)
+		unread("without a record", false)
+		update(t, r, s, level("info"))
+		store.down.Store(true)
+		unread("just written", false)
+		time.Sleep(time.Minute)
+		unread("while the store is down", true)
+		store.down.Store(false)
+		time.Sleep(time.Minute)
+		unread("when it is back", false)
+	})
+}
+
 func TestUpdatesOfTwoEdgesAreBothKept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

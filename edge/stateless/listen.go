@@ -39,7 +39,7 @@ func (e *Era) listen(ctx context.Context, c *methods.Client, m *jsonrpc.Message,
 	sub := e.Changes.Open(caller, filter.lists...)
 	defer sub.Close()
 	agreed := filter.agreed(snapshot, sub)
-	if len(filter.uris) > 0 && sub.Sync(ctx) != nil {
+	if len(filter.uris) > 0 && sub.Sync(ctx, false) != nil {
 		return exchange.Failed(m.ID, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "the edge cannot listen for updates now: try again shortly"})
 	}
 	if out.Send(render.Acknowledged(m.ID, agreed)) != nil {

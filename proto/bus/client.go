@@ -88,6 +88,10 @@ type ClientConfig struct {
 	// StatsHandlers hear what happens to every call, as those of gRPC do; of
 	// connections they hear nothing.
 	StatsHandlers []stats.Handler
+	// Restored is called when the connection was lost and is back: what others
+	// broadcast or announced between was lost. The connection's own goroutine
+	// calls it, while Run runs, and it must not block. Nil: nobody is told.
+	Restored func()
 	// Logger receives faults of peers; nil discards them.
 	Logger *slog.Logger
 }
@@ -111,7 +115,7 @@ type Client struct {
 	// fencing holds a value for each call that is being asked about: it bounds
 	// them. Capacity maxFences, never closed.
 	fencing chan struct{}
-	queues  sync.Map // of *poolQueue, by pool
+	queues  sync.Map // of *poolQueue, by poolKey
 	pools   sync.Map // of *clientConn, by poolKey
 	// offers carries free slots. The connection sends, dropping when it is full;
 	// never closed.
@@ -200,7 +204,12 @@ func (c *Client) Run(ctx context.Context) error {
 	c.sub.Store(sub)
 	remove := c.conn.listen(&connListener{
 		down: func() { c.failAll("the connection to the bus was lost") },
-		up:   c.sendCancels,
+		up: func() {
+			c.sendCancels()
+			if c.cfg.Restored != nil {
+				c.cfg.Restored()
+			}
+		},
 		slow: func(s *nats.Subscription) {
 			if s == sub {
 				c.failAll("frames were dropped because they were not read in time")
@@ -488,16 +497,43 @@ func (c *Client) pool(pool, manifest string) *clientConn {
 		cc.err = status.Errorf(codes.InvalidArgument, "pool %q is not a subject token", pool)
 		return cc
 	}
-	if manifest == anyManifest {
-		cc.queue = c.queue(pool)
+	if manifest != anyManifest {
+		c.dropManifests()
 	}
+	cc.queue = c.queue(key)
+	cc.open = openToken(manifest)
 	got, _ := c.pools.LoadOrStore(key, cc)
 	return got.(*clientConn)
 }
 
+// maxManifests is how many manifests of pools a client has queues for before it
+// drops those that nobody uses: over the years, each version of a pool is one.
+const maxManifests = 64
+
+// dropManifests makes room for a new manifest.
+func (c *Client) dropManifests() {
+	n := 0
+	c.pools.Range(func(key, _ any) bool {
+		if key.(poolKey).manifest != anyManifest {
+			n++
+		}
+		return true
+	})
+	if n < maxManifests {
+		return
+	}
+	c.pools.Range(func(key, cc any) bool {
+		if key.(poolKey).manifest != anyManifest && cc.(*clientConn).queue.idle() {
+			c.pools.Delete(key)
+			c.queues.Delete(key)
+		}
+		return true
+	})
+}
+
 // Instance returns a connection whose calls go to one instance of a pool.
 func (c *Client) Instance(pool, instance string) grpc.ClientConnInterface {
-	cc := &clientConn{c: c, pool: pool, direct: true, instance: instance, subject: c.ctlPre + instance + "." + tokenOpen}
+	cc := &clientConn{c: c, pool: pool, direct: true, instance: instance, open: tokenOpen, subject: c.ctlPre + instance + "." + tokenOpen}
 	if !validToken(instance) {
 		cc.err = status.Errorf(codes.InvalidArgument, "instance %q is not a subject token", instance)
 	}
@@ -513,6 +549,7 @@ type clientConn struct {
 	// instance is the only one that may get the calls; "": any of the pool.
 	instance string
 	subject  string // direct: the subject; else its prefix, the method follows
+	open     string // the token of an OPEN to one instance
 	err      error  // every call fails with it
 
 	// subjects caches the subject of each method; copied on write.
@@ -611,7 +648,10 @@ func (c *Client) remove(call *clientCall, leave bool) {
 const (
 	tokenMark = "mark"
 	tokenOpen = "open"
-	tokenPing = "ping"
+	// tokenOpenFor begins those of an OPEN that an instance is to refuse unless it
+	// has the manifest whose hash follows.
+	tokenOpenFor = tokenOpen + "-"
+	tokenPing    = "ping"
 	// tokenFence takes questions about calls.
 	tokenFence = "fence"
 )

@@ -117,7 +117,7 @@ func (call *clientCall) push() error {
 	call.lastPush, call.pushStill = now, call.c.still.Load()
 	subject, reply := call.subject, call.reply
 	if call.target != "" {
-		subject = call.c.ctlPre + call.target + "." + tokenOpen
+		subject = call.c.ctlPre + call.target + "." + call.cc.open
 	}
 	call.again = false
 	buf := call.open

@@ -11,25 +11,30 @@
 // T is the tenant, all tokens are ours; names from outside never become
 // subjects.
 //
-//	mr.T.rpc.<pool>._.<Method>  OPEN to any instance of a pool, queue group "w"
+//	mr.T.rpc.<pool>.<m>.<Method>
+//	                            OPEN to a pool, queue group "w": to instances
+//	                            that have the manifest with the hash m, or for
+//	                            "_" to any
 //	mr.T.i.<instance>.open      OPEN to one instance
+//	mr.T.i.<instance>.open-<m>  the same, if it has the manifest
 //	mr.T.i.<instance>.c<call>   frames to the instance that runs a call
 //	mr.T.i.<instance>.ping      "are you there?", answered at once
 //	mr.T.i.<instance>.fence     "what became of my OPEN?"
 //	mr.T.e.<client>.c<call>     frames to the caller of a call
 //	mr.T.e.<client>.ev.<session>.<stream>.<round>
 //	                            events of a resumable call
-//	mr.T.cap.<pool>             offers of free slots, queue group "edges"
-//	mr.T.want.<pool>            "somebody waits for a slot"
+//	mr.T.cap.<pool>.<m>         offers of free slots, queue group "edges"
+//	mr.T.want.<pool>.<m>        "somebody waits for a slot"
 //	mr.T.hb.<instance>          heartbeats
 //	mr.T.hello                  asks everybody for a heartbeat
 //	mr.T.man.<hash>             a manifest by its hash, queue group "m"
 //	mr.T.<topic>.<hash>         news, see Server.Broadcast
 //	mr.T.x.<topic>              announcements, see Client.Announce
 //
-// A client has one subscription for all its calls (and one for each pool while
-// calls to it wait) and an instance three, so a call subscribes nothing. Only the OPEN goes to a queue group; every later
-// frame goes to one address. The address of the caller is the NATS reply
+// A client has one subscription for all its calls (and one for each pool, or
+// manifest of it, while calls to it wait) and an instance a few, so a call
+// subscribes nothing. Only the OPEN goes to a queue group; every later frame goes
+// to one address. The address of the caller is the NATS reply
 // subject of the OPEN, so an instance needs no right but to answer. Nothing
 // else publishes to such an address, and neither side publishes to an address
 // that a peer names outside of the form above.

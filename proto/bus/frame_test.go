@@ -177,7 +177,7 @@ func FuzzFrame(f *testing.F) {
 				t.Fatalf("%d calls are left at the client", got)
 			}
 		case 2: // a running call
-			s.onOpen(&nats.Msg{Reply: conn.prefix + "e.fuzz.c1", Data: open.appendTo(nil)}, time.Now(), 0, false)
+			s.onOpen(&nats.Msg{Reply: conn.prefix + "e.fuzz.c1", Data: open.appendTo(nil)}, time.Now(), 0, &s.demand, false)
 			calls := s.snapshot()
 			if len(calls) != 1 {
 				t.Fatalf("%d calls run", len(calls))
@@ -187,10 +187,10 @@ func FuzzFrame(f *testing.F) {
 			}
 		case 3: // an instance
 			for _, data := range [][]byte{first, second} {
-				for _, token := range []string{tokenOpen, tokenPing, "c1", ""} {
+				for _, token := range []string{tokenOpen, tokenOpenFor + "x", tokenPing, "c1", ""} {
 					s.onMsg(&nats.Msg{Subject: s.prefix + token, Reply: conn.prefix + "e.fuzz.c1", Data: data})
 				}
-				s.onPool(&nats.Msg{Reply: conn.prefix + "e.fuzz.c2", Data: data}, &staleness{idle: true})
+				s.onPool(&nats.Msg{Reply: conn.prefix + "e.fuzz.c2", Data: data}, &s.demand, &staleness{idle: true})
 			}
 		}
 		for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {

@@ -102,10 +102,10 @@ func samples(t *testing.T) []sample {
 		{name: "busy_limit", about: "The instance did not take the call because of a limit for its sort of calls.", subject: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_BUSY, Instance: goldenInstance, Load: 9, Limit: "render",
 		}},
-		{name: "offer", about: "The instance has a free slot, for whichever caller waits.", subject: "mr.main.cap.glossary", message: &busv1.Frame{
+		{name: "offer", about: "The instance has a free slot, for whichever caller waits.", subject: "mr.main.cap.glossary._", message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_OFFER, Instance: goldenInstance, Load: 63,
 		}},
-		{name: "want", about: "Somebody waits for a free slot of the pool.", subject: "mr.main.want.glossary"},
+		{name: "want", about: "Somebody waits for a free slot of the pool.", subject: "mr.main.want.glossary._"},
 		{name: "fence", about: "The caller does not know what became of its OPEN, and asks an instance about the call.", subject: "mr.main.i." + goldenInstance + ".fence", reply: goldenCaller, message: &busv1.Frame{
 			Kind: busv1.Frame_KIND_FENCE,
 		}},

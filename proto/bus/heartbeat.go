@@ -44,6 +44,8 @@ type servedManifest struct {
 	// calls takes those that are meant for instances that offer this; nil until
 	// the instance takes calls.
 	calls *nats.Subscription
+	// demand is for instances that have it.
+	demand *demand
 }
 
 func (m *servedManifest) unsubscribe() {
@@ -91,7 +93,7 @@ func (r *serverRun) serveManifest() error {
 		if err != nil {
 			return fmt.Errorf("bus: subscribe: %w", err)
 		}
-		current = servedManifest{hash: hash, data: data, sub: sub}
+		current = servedManifest{hash: hash, data: data, sub: sub, demand: &demand{manifest: hash.String()}}
 	}
 	next = append(next, current)
 	for len(next) > keptManifests {
@@ -115,7 +117,7 @@ func (r *serverRun) serveCalls() error {
 			continue
 		}
 		var err error
-		if served[i].calls, err = s.subscribePool(served[i].hash.String()); err != nil {
+		if served[i].calls, err = s.subscribePool(served[i].demand); err != nil {
 			return err
 		}
 	}

@@ -3,8 +3,10 @@ package bus
 import (
 	"context"
 	"crypto/sha256"
+	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
@@ -183,44 +185,48 @@ func TestASlowCallerGivesItsCallsUp(t *testing.T) {
 
 func TestASlowWorkerGivesItsCallsUp(t *testing.T) {
 	t.Parallel()
-	ns := startNATS(t)
-	worker := connect(t, ns)
-	worker.pending = 20_000
-	s, _ := startServer(t, worker, ServerConfig{Window: 1 << 20}, testService{})
-	epoch := s.epoch.Load()
-	c := startClient(t, connect(t, ns), ClientConfig{})
-	client := grpc_testing.NewTestServiceClient(c.Pool("test"))
-	quiet, err := client.FullDuplexCall(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := client.StreamingInputCall(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	send := func() error {
-		return stream.Send(&grpc_testing.StreamingInputCallRequest{Payload: bustest.Body(5000)})
-	}
-	if err := send(); err != nil { // and with it the calls are accepted
-		t.Fatal(err)
-	}
-	eventually(t, func() bool { return len(s.snapshot()) == 2 })
-	s.mu.Lock() // stands for whatever keeps the reader
-	for range 10 {
-		if err := send(); err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		ns := startNATS(t)
+		worker := connect(t, ns)
+		worker.pending = 20_000
+		s, _ := startServer(t, worker, ServerConfig{Window: 1 << 20}, testService{})
+		epoch := s.epoch.Load()
+		c := startClient(t, connect(t, ns), ClientConfig{})
+		client := grpc_testing.NewTestServiceClient(c.Pool("test"))
+		quiet, err := client.FullDuplexCall(within(t))
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	eventually(t, func() bool { return worker.nc.LastError() == nats.ErrSlowConsumer })
-	s.mu.Unlock()
-	_, err = stream.CloseAndRecv()
-	wantReason(t, err, codes.Unavailable, ReasonFrameLost)
-	_, err = quiet.Recv()
-	wantReason(t, err, codes.Unavailable, ReasonFrameLost)
-	eventually(t, func() bool { return s.epoch.Load() != epoch && s.used.Load() == 0 })
-	// What was dropped may be told in several pieces, each of which ends calls.
-	eventually(t, func() bool {
-		_, err := client.EmptyCall(within(t), &grpc_testing.Empty{})
-		return err == nil
+		stream, err := client.StreamingInputCall(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		send := func() error {
+			return stream.Send(&grpc_testing.StreamingInputCallRequest{Payload: bustest.Body(5000)})
+		}
+		if err := send(); err != nil { // and with it the calls are accepted
+			t.Fatal(err)
+		}
+		eventually(t, func() bool { return len(s.snapshot()) == 2 })
+		s.mu.Lock() // stands for whatever keeps the reader
+		for range 10 {
+			if err := send(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for worker.nc.LastError() != nats.ErrSlowConsumer {
+			runtime.Gosched() // the time of the test stands still while somebody waits for a mutex
+		}
+		s.mu.Unlock()
+		_, err = stream.CloseAndRecv()
+		wantReason(t, err, codes.Unavailable, ReasonFrameLost)
+		_, err = quiet.Recv()
+		wantReason(t, err, codes.Unavailable, ReasonFrameLost)
+		// What was dropped may be told in several pieces, each of which ends calls.
+		synctest.Wait()
+		if s.epoch.Load() == epoch || s.used.Load() != 0 {
+			t.Errorf("still in epoch %d, or %d calls run", epoch, s.used.Load())
+		}
+		must[*grpc_testing.Empty](t)(client.EmptyCall(within(t), &grpc_testing.Empty{}))
 	})
 }

@@ -1,6 +1,9 @@
 package bus
 
 import (
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,19 +17,48 @@ const (
 	refusedFor = 50 * time.Millisecond
 )
 
+// demand is what an instance believes of those who wait for a slot and need one of
+// the manifests that it has, or any.
+type demand struct {
+	manifest string       // anyManifest or the hash
+	until    atomic.Int64 // when the belief ends, since the start of the instance
+}
+
+// demandFor returns the demand for a manifest that this instance has; nil for any
+// other.
+func (s *Server) demandFor(manifest string) *demand {
+	if manifest == anyManifest {
+		return &s.demand
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.manifests {
+		if d := s.manifests[i].demand; d.manifest == manifest {
+			return d
+		}
+	}
+	return nil
+}
+
 // onWant: somebody waits for a free slot.
-func (s *Server) onWant(*nats.Msg) {
-	s.wantedNow(wantedFor)
+func (s *Server) onWant(m *nats.Msg) {
+	d := s.demandFor(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
+	if d == nil {
+		return
+	}
+	s.wantedNow(d, wantedFor)
 	if s.used.Load() < int32(s.cfg.Slots) {
-		s.offer("")
+		s.offerTo(d, "")
 	}
 }
 
 // wantedNow notes that somebody waits, for a while.
-func (s *Server) wantedNow(d time.Duration) {
-	until := int64(time.Since(s.start) + d)
-	if s.wanted.Load() < until { // a lost race costs the offers of a moment
-		s.wanted.Store(until)
+func (s *Server) wantedNow(d *demand, howLong time.Duration) {
+	until := int64(time.Since(s.start) + howLong)
+	for _, at := range []*atomic.Int64{&d.until, &s.wanted} {
+		if at.Load() < until { // a lost race costs the offers of a moment
+			at.Store(until)
+		}
 	}
 }
 
@@ -44,14 +76,42 @@ func (s *Server) isWanted() bool {
 	return false
 }
 
-// offer tells one of those who wait that there is a free slot. It is kept for
-// nobody: whoever comes first gets it.
+// offer tells those who wait that there is a free slot. It is kept for nobody:
+// whoever comes first gets it. While a pool has several versions, some may wait for
+// one of them alone; then each sort is told of the slot, in any order, as those of
+// one may have found a slot elsewhere by now.
 func (s *Server) offer(limit string) {
+	now := int64(time.Since(s.start))
+	var wanted [keptManifests + 2]*demand // one more manifest while they change
+	n := 0
+	note := func(d *demand) {
+		if d.until.Load() > now && n < len(wanted) {
+			wanted[n] = d
+			n++
+		}
+	}
+	note(&s.demand)
+	s.mu.Lock()
+	for i := range s.manifests {
+		note(s.manifests[i].demand)
+	}
+	s.mu.Unlock()
+	if n == 0 {
+		return
+	}
+	first := rand.IntN(n)
+	for i := range n {
+		s.offerTo(wanted[(first+i)%n], limit)
+	}
+}
+
+// offerTo tells one of those who wait for the same.
+func (s *Server) offerTo(d *demand, limit string) {
 	if s.closing.Load() {
 		return
 	}
 	s.offers.Add(1)
-	_ = s.publish(s.conn.prefix+"cap."+s.cfg.Pool, "", &frame{kind: kindOffer, instance: s.id, limit: []byte(limit)}) // lost: they try
+	_ = s.publish(s.conn.offerSubject(s.cfg.Pool, d.manifest), "", &frame{kind: kindOffer, instance: s.id, limit: []byte(limit)}) // lost: they try
 }
 
 // offerMore offers the next free slot when one that was offered has been taken.

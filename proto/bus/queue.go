@@ -2,6 +2,7 @@ package bus
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,8 +40,10 @@ const (
 // poolQueue holds the calls to a pool that wait for a free slot. An instance
 // that has one offers it, and the call whose turn it is goes directly there.
 type poolQueue struct {
-	c    *Client
-	pool string
+	c *Client
+	// The calls of a queue are good for the same instances: while a pool has
+	// several versions, one of another version can do nothing for them.
+	poolKey
 	// waiting is how many calls without a limit of their own wait or are out
 	// for a try: newcomers do not overtake them.
 	waiting atomic.Int32
@@ -79,24 +82,36 @@ type wait struct {
 	seat *seat
 }
 
-// queue returns the queue of a pool.
-func (c *Client) queue(pool string) *poolQueue {
-	if q, ok := c.queues.Load(pool); ok {
+// queue returns the queue of a pool, or of those of its instances that have a
+// manifest.
+func (c *Client) queue(key poolKey) *poolQueue {
+	if q, ok := c.queues.Load(key); ok {
 		return q.(*poolQueue)
 	}
-	q := &poolQueue{c: c, pool: pool}
+	q := &poolQueue{c: c, poolKey: key}
 	q.main.q = q
-	got, _ := c.queues.LoadOrStore(pool, q)
+	got, _ := c.queues.LoadOrStore(key, q)
 	return got.(*poolQueue)
 }
 
-// Waiting returns how many calls to a pool wait for a free slot now.
+// Waiting returns how many calls to a pool wait for a free slot now, whatever
+// version of it they need.
 func (c *Client) Waiting(pool string) int {
-	q, ok := c.queues.Load(pool)
-	if !ok {
-		return 0
-	}
-	return q.(*poolQueue).count()
+	n := 0
+	c.queues.Range(func(key, q any) bool {
+		if key.(poolKey).pool == pool {
+			n += q.(*poolQueue).count()
+		}
+		return true
+	})
+	return n
+}
+
+// idle reports whether nobody waits or is out for a try.
+func (q *poolQueue) idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.main.n == 0 && q.main.out == 0 && len(q.lanes) == 0
 }
 
 func (q *poolQueue) count() int {
@@ -216,14 +231,16 @@ func (q *poolQueue) busyLocked(l *lane, now time.Time) {
 	if q.sub != nil {
 		return
 	}
-	sub, err := q.c.conn.nc.ChanQueueSubscribe(q.c.conn.prefix+"cap."+q.pool, "edges", q.c.offers)
+	// It may have been dropped, see dropManifests.
+	q.c.queues.LoadOrStore(q.poolKey, q)
+	sub, err := q.c.conn.nc.ChanQueueSubscribe(q.c.conn.offerSubject(q.pool, q.manifest), "edges", q.c.offers)
 	if err != nil {
 		return // the connection is closed; slots are found by trying until the calls end
 	}
 	q.sub = sub
 	if q.want == nil {
 		q.want = time.AfterFunc(wantEvery, q.sayWanted)
-		_ = q.c.conn.publish(q.c.conn.prefix+"want."+q.pool, "", nil) // lost: said again
+		_ = q.c.conn.publish(q.c.conn.wantSubject(q.pool, q.manifest), "", nil) // lost: said again
 	}
 }
 
@@ -238,7 +255,7 @@ func (q *poolQueue) sayWanted() {
 		q.want = nil
 		return
 	}
-	_ = q.c.conn.publish(q.c.conn.prefix+"want."+q.pool, "", nil) // lost: said again
+	_ = q.c.conn.publish(q.c.conn.wantSubject(q.pool, q.manifest), "", nil) // lost: said again
 	q.want.Reset(wantEvery)
 }
 
@@ -362,17 +379,22 @@ func (q *poolQueue) boundLocked(now time.Time) int {
 	if members := q.c.cfg.Members; members != nil {
 		slots, edges := 0, 0
 		for _, m := range members.Members() {
-			switch m.Pool {
-			case q.pool:
-				slots += m.Slots
-			case poolEdges:
+			switch {
+			case m.Pool == poolEdges:
 				edges++
+			case m.Pool == q.pool && q.hasWhatIsNeeded(&m):
+				slots += m.Slots
 			}
 		}
 		edges = max(edges, 1)
 		q.bound = min(max((slots+edges-1)/edges*waitingPerSlot, minWaiting), maxWaiting)
 	}
 	return q.bound
+}
+
+// hasWhatIsNeeded reports whether an instance of the pool can serve the calls.
+func (q *poolQueue) hasWhatIsNeeded(m *Member) bool {
+	return q.manifest == anyManifest || slices.ContainsFunc(m.Manifests, func(h Hash) bool { return h.String() == q.manifest })
 }
 
 // offered gives a free slot of an instance to a call that waits. limit is what
@@ -438,11 +460,12 @@ func (c *Client) takeOffers(quit <-chan struct{}) {
 			if f.decode(m.Data) != nil || f.kind != kindOffer || !validToken(string(f.instance)) {
 				continue
 			}
-			pool, ok := strings.CutPrefix(m.Subject, c.conn.prefix+"cap.")
+			subject, ok := strings.CutPrefix(m.Subject, c.conn.prefix+"cap.")
 			if !ok {
 				continue
 			}
-			if q, ok := c.queues.Load(pool); ok {
+			pool, manifest, _ := strings.Cut(subject, ".")
+			if q, ok := c.queues.Load(poolKey{pool, manifest}); ok {
 				q.(*poolQueue).offered(string(f.instance), string(f.limit))
 			}
 		case <-quit:

@@ -168,7 +168,7 @@ func TestOffersAreTaken(t *testing.T) {
 			t.Errorf("%d calls ran at a time", service.atMax)
 		}
 		for _, c := range cs {
-			q := c.queue("test")
+			q := c.queue(poolKey{"test", anyManifest})
 			if c.Waiting("test") != 0 || q.waiting.Load() != 0 || q.sub != nil || q.main.probe != nil || q.main.out != 0 {
 				t.Errorf("something is left: %+v", q)
 			}
@@ -270,7 +270,7 @@ func TestWaitingEndsWithTheCall(t *testing.T) {
 		cancel()
 		wantCode(t, <-done, codes.Canceled)
 		synctest.Wait()
-		if q := c.queue("test"); q.count() != 0 || q.waiting.Load() != 0 || q.sub != nil {
+		if q := c.queue(poolKey{"test", anyManifest}); q.count() != 0 || q.waiting.Load() != 0 || q.sub != nil {
 			t.Errorf("something is left: %+v", q)
 		}
 	})
@@ -323,7 +323,7 @@ func TestALimitHoldsUpItsOwnCallsOnly(t *testing.T) {
 			t.Errorf("ten calls of 100 ms, one at a time, took %v", took)
 		}
 		synctest.Wait()
-		if q := c.queue("test"); q.count() != 0 || len(q.lanes) != 0 || q.sub != nil {
+		if q := c.queue(poolKey{"test", anyManifest}); q.count() != 0 || len(q.lanes) != 0 || q.sub != nil {
 			t.Errorf("something is left: %+v", q)
 		}
 	})
@@ -379,12 +379,12 @@ func TestAnOfferOfAnInstanceThatIsGone(t *testing.T) {
 		for range 40 {
 			time.Sleep(7 * time.Millisecond)
 			b := (&frame{kind: kindOffer, instance: []byte("nobody")}).appendTo(nil)
-			if err := other.nc.Publish("mr.main.cap.test", b); err != nil {
+			if err := other.nc.Publish("mr.main.cap.test._", b); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, junk := range [][]byte{nil, {0xff}, (&frame{kind: kindOffer, instance: []byte("a.b")}).appendTo(nil), (&frame{kind: kindOpen}).appendTo(nil)} {
-			if err := other.nc.Publish("mr.main.cap.test", junk); err != nil {
+			if err := other.nc.Publish("mr.main.cap.test._", junk); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -444,7 +444,7 @@ func TestWaitingUnderStress(t *testing.T) {
 		t.Error("nothing was answered")
 	}
 	eventually(t, func() bool { return len(c.snapshot()) == 0 })
-	q := c.queue("test")
+	q := c.queue(poolKey{"test", anyManifest})
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.main.n != 0 || q.main.out != 0 || q.sub != nil || len(q.main.byName) != 0 {

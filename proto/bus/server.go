@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -125,7 +126,8 @@ type Server struct {
 	methods atomic.Pointer[map[string]*method]
 	epoch   atomic.Uint64
 	used    atomic.Int32
-	wanted  atomic.Int64 // until when somebody is believed to wait for a slot, since start
+	demand  demand       // of those who take any instance
+	wanted  atomic.Int64 // the latest end of all demands
 	closing atomic.Bool  // it drains
 	offers  atomic.Uint64
 	busies  atomic.Uint64
@@ -197,6 +199,7 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 		services: make(map[string]grpc.ServiceInfo),
 	}
 	s.methods.Store(&map[string]*method{})
+	s.demand.manifest = anyManifest
 	s.accepts.init(acceptDelay, (*serverCall).flush)
 	s.holds.init(holdDelay, (*serverCall).flush)
 	s.epoch.Store(newEpoch())
@@ -329,7 +332,7 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 	if err := add(nc.Subscribe(s.conn.prefix+"hello", func(*nats.Msg) { notify(r.hello) })); err != nil {
 		return err
 	}
-	if err := add(nc.Subscribe(s.conn.prefix+"want."+s.cfg.Pool, s.onWant)); err != nil {
+	if err := add(nc.Subscribe(s.conn.wantSubject(s.cfg.Pool, "*"), s.onWant)); err != nil {
 		return err
 	}
 	// Who may take a call is announced before: a watcher knows of every instance
@@ -338,7 +341,7 @@ func (r *serverRun) subscribe(ctx context.Context) error {
 		return err
 	}
 	r.beat(busv1.Heartbeat_STATE_READY)
-	pool, err := s.subscribePool(anyManifest)
+	pool, err := s.subscribePool(&s.demand)
 	if err := add(pool, err); err != nil {
 		return err
 	}
@@ -553,12 +556,16 @@ func (s *Server) onMsg(m *nats.Msg) {
 func (s *Server) onOwn(m *nats.Msg, now time.Time, age time.Duration) {
 	switch token := m.Subject[len(s.prefix):]; token {
 	case tokenOpen:
-		s.onOpen(m, now, age, true)
+		s.onOpen(m, now, age, &s.demand, true)
 	case tokenPing:
 		s.onPing(m)
 	case tokenFence:
 		s.onFence(m)
 	default:
+		if manifest, ok := strings.CutPrefix(token, tokenOpenFor); ok {
+			s.onOpen(m, now, age, s.demandFor(manifest), true)
+			return
+		}
 		id, ok := parseCall(token)
 		if !ok {
 			return
@@ -583,8 +590,9 @@ func (s *Server) onOwn(m *nats.Msg, now time.Time, age time.Duration) {
 }
 
 // onOpen starts a call or refuses it. age bounds how long the OPEN has waited
-// in this process; direct says that it is for this instance alone.
-func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bool) {
+// in this process; d is for what its caller needs, nil when this instance does not
+// have it; direct says that it is for this instance alone.
+func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, d *demand, direct bool) {
 	caller, id, ok := s.callOf(m.Reply)
 	if !ok {
 		return
@@ -598,10 +606,14 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bo
 		s.logger.Debug("malformed OPEN", "reply", m.Reply, "events", string(f.events))
 		return
 	}
+	if d == nil {
+		s.busy(m.Reply, nil) // it offered the slot when it had another manifest
+		return
+	}
 	// A caller that has given up must not be served: it may have asked
 	// another instance meanwhile.
 	if limit := time.Duration(f.openBy) * time.Microsecond; limit > 0 && max(age, s.stalledFor(now)) > limit {
-		s.busy(m.Reply)
+		s.busy(m.Reply, d)
 		return
 	}
 	name := (*s.methods.Load())[string(f.method)]
@@ -616,13 +628,13 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bo
 	}
 
 	if s.used.Load() >= int32(s.cfg.Slots) {
-		s.busy(m.Reply) // before anything is made; decided under the lock below
+		s.busy(m.Reply, d) // before anything is made; decided under the lock below
 		return
 	}
 	call := newServerCall(s, name, m.Reply, &f, now, timeout)
 	if s.cfg.Admit != nil && !call.admit(f.data) {
 		call.cancel()
-		s.busyWith(m.Reply, call.limit)
+		s.busyWith(m.Reply, d, call.limit)
 		return
 	}
 	s.mu.Lock()
@@ -630,7 +642,7 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bo
 		s.mu.Unlock()
 		call.cancel()
 		call.leaveSlot()
-		s.busy(m.Reply)
+		s.busy(m.Reply, d)
 		return
 	}
 	call.callerN, call.callID = s.memory.caller(caller, now), id
@@ -639,7 +651,7 @@ func (s *Server) onOpen(m *nats.Msg, now time.Time, age time.Duration, direct bo
 		s.mu.Unlock()
 		call.cancel()
 		call.leaveSlot()
-		s.busy(m.Reply)
+		s.busy(m.Reply, d)
 		return
 	}
 	for call.id == 0 || s.calls[call.id] != nil {
@@ -712,12 +724,14 @@ func (s *Server) publish(subject, reply string, f *frame) error {
 }
 
 // busy refuses a call that another instance may take.
-func (s *Server) busy(reply string) { s.busyWith(reply, "") }
+func (s *Server) busy(reply string, d *demand) { s.busyWith(reply, d, "") }
 
 // busyWith is busy because of a limit for this sort of calls.
-func (s *Server) busyWith(reply, limit string) {
+func (s *Server) busyWith(reply string, d *demand, limit string) {
 	s.busies.Add(1)
-	s.wantedNow(refusedFor) // whoever is refused everywhere waits
+	if d != nil {
+		s.wantedNow(d, refusedFor) // whoever is refused everywhere waits
+	}
 	_ = s.publish(reply, "", &frame{kind: kindBusy, instance: s.id, limit: []byte(limit)})
 }
 

@@ -17,14 +17,33 @@ func (c *Conn) poolSubject(pool, manifest string) string {
 	return c.prefix + "rpc." + pool + "." + manifest
 }
 
+// offerSubject is where free slots of a pool are offered to those who need an
+// instance with the manifest, and wantSubject where they say that they wait.
+func (c *Conn) offerSubject(pool, manifest string) string {
+	return c.prefix + "cap." + pool + "." + manifest
+}
+
+func (c *Conn) wantSubject(pool, manifest string) string {
+	return c.prefix + "want." + pool + "." + manifest
+}
+
+// openToken is the last part of the subject of an OPEN to one instance, which
+// refuses it when it has not the manifest.
+func openToken(manifest string) string {
+	if manifest == anyManifest {
+		return tokenOpen
+	}
+	return tokenOpenFor + manifest
+}
+
 // subscribePool takes calls of the pool that are meant for a manifest. Each subscription
 // has a goroutine of its own, and so an account of how long messages have waited
 // for it.
-func (s *Server) subscribePool(manifest string) (*nats.Subscription, error) {
+func (s *Server) subscribePool(d *demand) (*nats.Subscription, error) {
 	stale := &staleness{}
 	stale.init(time.Now())
-	sub, err := s.conn.nc.QueueSubscribe(s.conn.poolSubject(s.cfg.Pool, manifest)+".*", "w", func(m *nats.Msg) {
-		s.onPool(m, stale)
+	sub, err := s.conn.nc.QueueSubscribe(s.conn.poolSubject(s.cfg.Pool, d.manifest)+".*", "w", func(m *nats.Msg) {
+		s.onPool(m, d, stale)
 	})
 	if err == nil {
 		err = sub.SetPendingLimits(-1, s.conn.pending)
@@ -36,10 +55,10 @@ func (s *Server) subscribePool(manifest string) (*nats.Subscription, error) {
 }
 
 // onPool takes an OPEN from the queue group.
-func (s *Server) onPool(m *nats.Msg, stale *staleness) {
+func (s *Server) onPool(m *nats.Msg, d *demand, stale *staleness) {
 	now := time.Now()
 	age := stale.begin(now)
-	s.onOpen(m, now, age, false)
+	s.onOpen(m, now, age, d, false)
 	// The message that is being handled counts as pending; after the end of the
 	// subscription there is an error and -1.
 	pending, _, _ := m.Sub.Pending()

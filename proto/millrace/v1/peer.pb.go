@@ -263,7 +263,12 @@ type Announcement struct {
 	//	*Announcement_ElicitationComplete
 	News isAnnouncement_News `protobuf_oneof:"news"`
 	// The edge that says so, which has acted on it already. Empty: a worker.
-	Edge          string `protobuf:"bytes,5,opt,name=edge,proto3" json:"edge,omitempty"`
+	Edge string `protobuf:"bytes,5,opt,name=edge,proto3" json:"edge,omitempty"`
+	// The edges that are asked to act on it by a call of their own, before the
+	// client is answered. When one of them has not done so in time, the announcement
+	// comes again and names those that have: an edge that it does not name makes up
+	// for what it has missed.
+	Told          []string `protobuf:"bytes,6,rep,name=told,proto3" json:"told,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -346,6 +351,13 @@ func (x *Announcement) GetEdge() string {
 		return x.Edge
 	}
 	return ""
+}
+
+func (x *Announcement) GetTold() []string {
+	if x != nil {
+		return x.Told
+	}
+	return nil
 }
 
 type isAnnouncement_News interface {
@@ -518,7 +530,10 @@ type SessionChanged struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Scope string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
 	// The session has ended: its streams end and its calls are cancelled.
-	Ended         bool `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	Ended bool `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	// The resource that the client has just subscribed to. Empty: it is something
+	// else that has changed.
+	Subscribed    string `protobuf:"bytes,3,opt,name=subscribed,proto3" json:"subscribed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -565,6 +580,13 @@ func (x *SessionChanged) GetEnded() bool {
 		return x.Ended
 	}
 	return false
+}
+
+func (x *SessionChanged) GetSubscribed() string {
+	if x != nil {
+		return x.Subscribed
+	}
+	return ""
 }
 
 // StreamTaken: a client has a newer connection for a stream of its session, so
@@ -875,13 +897,14 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\fR\amessage\x124\n" +
 	"\tprincipal\x18\x03 \x01(\v2\x16.millrace.v1.PrincipalR\tprincipal\"$\n" +
 	"\fPostResponse\x12\x14\n" +
-	"\x05known\x18\x01 \x01(\bR\x05known\"\xbe\x02\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\"\xd2\x02\n" +
 	"\fAnnouncement\x124\n" +
 	"\x06cancel\x18\x01 \x01(\v2\x1a.millrace.v1.CancelRequestH\x00R\x06cancel\x12F\n" +
 	"\x0fsession_changed\x18\x02 \x01(\v2\x1b.millrace.v1.SessionChangedH\x00R\x0esessionChanged\x12=\n" +
 	"\fstream_taken\x18\x03 \x01(\v2\x18.millrace.v1.StreamTakenH\x00R\vstreamTaken\x12U\n" +
 	"\x14elicitation_complete\x18\x04 \x01(\v2 .millrace.v1.ElicitationCompleteH\x00R\x13elicitationComplete\x12\x12\n" +
-	"\x04edge\x18\x05 \x01(\tR\x04edgeB\x06\n" +
+	"\x04edge\x18\x05 \x01(\tR\x04edge\x12\x12\n" +
+	"\x04told\x18\x06 \x03(\tR\x04toldB\x06\n" +
 	"\x04news\"L\n" +
 	"\vTellRequest\x12=\n" +
 	"\fannouncement\x18\x01 \x01(\v2\x19.millrace.v1.AnnouncementR\fannouncement\"\x0e\n" +
@@ -889,10 +912,13 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\rCancelRequest\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\fR\trequestId\"<\n" +
+	"request_id\x18\x02 \x01(\fR\trequestId\"\\\n" +
 	"\x0eSessionChanged\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x14\n" +
-	"\x05ended\x18\x02 \x01(\bR\x05ended\"S\n" +
+	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x1e\n" +
+	"\n" +
+	"subscribed\x18\x03 \x01(\tR\n" +
+	"subscribed\"S\n" +
 	"\vStreamTaken\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x16\n" +
