@@ -121,6 +121,9 @@ var (
 // connection is over: running calls are cancelled.
 func (s *stdio) writeLine(msg jsonrpc.Pieces) error {
 	line := oneLineEach(msg)
+	if line.Len() < jsonrpc.LargeBytes {
+		line = jsonrpc.Whole(line.Join())
+	}
 	last := &line[len(line)-1] // small, or the only one
 	*last = append(slices.Clip(*last), '\n')
 	s.mu.Lock()

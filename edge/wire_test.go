@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/mcp"
 )
 
@@ -311,7 +312,7 @@ func (s *system) serveStdio(ctx context.Context, in io.Reader, out io.Writer) er
 
 func (s *system) observeStdio(ctx context.Context, w *wire, in io.Reader, out io.Writer) error {
 	x := &connectionExchange{wire: w, assumed: mcp.Assumed().Date}
-	return s.edge.ServeStdio(ctx, &stdioIn{x, in}, &stdioOut{x, out})
+	return s.edge.ServeStdio(ctx, &stdioIn{x, in}, &stdioOut{connectionExchange: x, next: out})
 }
 
 // stdioIn reads along what the client writes.
@@ -362,14 +363,21 @@ type stdioOut struct {
 	*connectionExchange
 
 	next io.Writer
+	line []byte // what has come of the line
 }
 
-// Write takes one line, since the edge writes each message at once.
+// Write takes one line, or a part of a large one: the edge writes each message
+// at once, and nothing between the parts.
 func (o *stdioOut) Write(p []byte) (int, error) {
-	if bytes.Count(p, []byte("\n")) != 1 || !bytes.HasSuffix(p, []byte("\n")) {
-		o.fault(o.assumed, p, errors.New("not exactly one line"))
+	o.line = append(o.line, p...)
+	whole, ended := bytes.CutSuffix(o.line, []byte("\n"))
+	if bytes.Contains(whole, []byte("\n")) || ended && len(p) < len(o.line) && len(o.line) < jsonrpc.LargeBytes {
+		o.fault(o.assumed, whole, errors.New("not exactly one line in one write"))
 	}
-	o.left(bytes.TrimSuffix(p, []byte("\n")))
+	if ended {
+		o.left(whole)
+		o.line = nil
+	}
 	return o.next.Write(p)
 }
 
