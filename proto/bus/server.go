@@ -75,6 +75,9 @@ type ServerConfig struct {
 	// events; 0 means 4 MiB. A message for which there is no room goes to the
 	// caller alone, and is lost for whoever follows.
 	EventBytes int
+	// EventMemory is how many bytes of the events of its calls the instance keeps,
+	// for a minute at most, for those who missed them; 0 means 8 MiB.
+	EventMemory int
 	// Admit decides about a call before it is accepted, by what the instance
 	// alone can know: false refuses it with BUSY, so that another instance may
 	// take it. head is the beginning of the request, valid during Admit only.
@@ -117,6 +120,7 @@ type Server struct {
 	quit chan struct{}
 
 	accepts, holds delayQueue[*serverCall]
+	events         eventMemory
 	stale          staleness // touched by the goroutine of the pool's subscription only
 	staleOwn       staleness // the same for what is addressed to this instance
 	lastTick       atomic.Int64
@@ -178,6 +182,9 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 	if cfg.EventBytes <= 0 {
 		cfg.EventBytes = defaultEventBytes
 	}
+	if cfg.EventMemory <= 0 {
+		cfg.EventMemory = defaultEventMemory
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -196,6 +203,7 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 		quit:     make(chan struct{}),
 		calls:    make(map[uint64]*serverCall),
 		services: make(map[string]grpc.ServiceInfo),
+		events:   eventMemory{limit: cfg.EventMemory},
 	}
 	s.methods.Store(&map[string]*method{})
 	s.accepts.init(acceptDelay, (*serverCall).flush)
@@ -568,6 +576,8 @@ func (s *Server) onOwn(m *nats.Msg, now time.Time, age time.Duration) {
 		s.onPing(m)
 	case tokenFence:
 		s.onFence(m)
+	case tokenAsk:
+		s.onEvents(m)
 	default:
 		id, ok := parseCall(token)
 		if !ok {
