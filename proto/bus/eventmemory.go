@@ -207,6 +207,9 @@ func (s *Server) onEvents(m *nats.Msg) {
 		for round := range running {
 			resp.Rounds = append(resp.Rounds, &busv1.RoundEvents{Round: round})
 		}
+		if len(events) > 0 {
+			s.logger.Debug("events are published again", "stream", req.GetStream(), "events", len(events))
+		}
 		for _, e := range events {
 			_ = s.conn.publish(e.subject, "", e.b) // lost: asked again
 		}
