@@ -490,9 +490,7 @@ func TestResumeWhatIsNotKept(t *testing.T) {
 	if again := c.nodes[2].resume(session, end); again.resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("after that answer: HTTP %d, want 405", again.resp.StatusCode)
 	}
-	if err := c.nodes[2].store.DropCall(scopeOf(t, session), strings.Split(id, ".")[0]); err != nil {
-		t.Fatal(err)
-	}
+	c.purge("mr_main_calls", "mr.main.cont."+scopeOf(t, session)+"."+strings.Split(id, ".")[0], 1)
 	resumed = c.nodes[2].resume(session, id)
 	resumed.message(`"id":"big"`, "-32603", "not_kept")
 	resumed.end()
