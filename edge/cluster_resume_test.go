@@ -368,7 +368,8 @@ func TestEarlyClose(t *testing.T) {
 }
 
 // TestDrainHandsOver: an edge that stops sends the clients of running calls to
-// others, where their revision has that.
+// others, where their revision has that. It is pain 24, with what has no such
+// client in TestBankB16SessionsSurviveTheirEdges.
 func TestDrainHandsOver(t *testing.T) {
 	t.Parallel()
 	c, s := startStepping(t)
