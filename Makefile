@@ -105,7 +105,7 @@ chaos: ## Break a cluster in every way 20 times under 100,000 calls and judge th
 	@$(CHAOS) $(ARGS)
 
 .PHONY: chaos-short
-chaos-short: ## The same with every fault once, in two minutes
+chaos-short: ## The same with every fault once, in two minutes; part of test
 	@$(CHAOS) -rounds 1 -calls 2000 -long 2s $(ARGS)
 
 .PHONY: soak
@@ -115,8 +115,9 @@ soak: ## Run a cluster at half of its capacity for 10 minutes and report how its
 	"$$bin/soak" -millrace "$$bin/millrace" $(ARGS)
 
 .PHONY: test
-test: clients ## Run all tests with the race detector
+test: clients ## Run all tests with the race detector, and chaos-short
 	@$(call each-module,go test -race -timeout $(TEST_TIMEOUT) ./...)
+	@$(MAKE) chaos-short
 
 .PHONY: check
 check: check-generated check-proto check-go check-modules check-deploy check-observability check-image ## Everything that must hold before a commit, besides the tests

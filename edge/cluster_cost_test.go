@@ -146,7 +146,7 @@ func TestStoreIsForSessionsOnly(t *testing.T) {
 }
 
 // TestAbandonedInitializesKeepNothing: 10,000 sessions that are begun and never
-// used leave the heap as it was.
+// used leave the heap as it was. It is pain 26.
 //
 //nolint:paralleltest // it looks at the memory of the whole process
 func TestAbandonedInitializesKeepNothing(t *testing.T) {

@@ -368,7 +368,8 @@ func TestEarlyClose(t *testing.T) {
 }
 
 // TestDrainHandsOver: an edge that stops sends the clients of running calls to
-// others, where their revision has that.
+// others, where their revision has that. It is pain 24, with what has no such
+// client in TestBankB16SessionsSurviveTheirEdges.
 func TestDrainHandsOver(t *testing.T) {
 	t.Parallel()
 	c, s := startStepping(t)
@@ -490,9 +491,7 @@ func TestResumeWhatIsNotKept(t *testing.T) {
 	if again := c.nodes[2].resume(session, end); again.resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("after that answer: HTTP %d, want 405", again.resp.StatusCode)
 	}
-	if err := c.nodes[2].store.DropCall(scopeOf(t, session), strings.Split(id, ".")[0]); err != nil {
-		t.Fatal(err)
-	}
+	c.purge("mr_main_calls", "mr.main.cont."+scopeOf(t, session)+"."+strings.Split(id, ".")[0], 1)
 	resumed = c.nodes[2].resume(session, id)
 	resumed.message(`"id":"big"`, "-32603", "not_kept")
 	resumed.end()

@@ -193,8 +193,8 @@ func TestAResultLargerThanAllRoom(t *testing.T) {
 	}
 }
 
-// TestTimeLimitsAreNamed: of the limits that can end a call the error names the
-// one that did.
+// TestTimeLimitsAreNamed: of the limits that can end a call, that of the tool among
+// them (pain 54), the error names the one that did.
 func TestTimeLimitsAreNamed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -165,7 +165,7 @@ func TestElicitationComplete(t *testing.T) {
 	}
 	serve(t, server, w)
 	news := make(chan *millracev1.Announcement, 4) // more than there are
-	stop, err := bus.NewClient(connect(t, server), bus.ClientConfig{}).Hear(bus.Topic("edge"), func(payload []byte, _ func()) {
+	stop, err := bus.NewClient(connect(t, server), bus.ClientConfig{}).Hear(bus.Topic("edge"), func(payload []byte) {
 		a := new(millracev1.Announcement)
 		if err := proto.Unmarshal(payload, a); err != nil {
 			t.Error(err)

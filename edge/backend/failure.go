@@ -47,6 +47,9 @@ const (
 	// URLRequired: the user has to visit pages first; Input asks for the visits,
 	// and Message says why.
 	URLRequired
+	// ResultLost: the call has ended, and how was lost on the way here; it may
+	// have been executed.
+	ResultLost
 	// Moved: this edge has lost the call, which goes on without it.
 	Moved
 	// Custom: the author's own JSON-RPC error: Code, Message and Data.
@@ -105,6 +108,8 @@ func (f *Failure) Reason() string {
 		return "too_large"
 	case NoInput:
 		return "no_input"
+	case ResultLost:
+		return "result_lost"
 	case Moved:
 		return "edge_lost"
 	default:
@@ -168,6 +173,8 @@ func (f *Failure) Text() string {
 		return "the worker gave no result or progress within " + f.Timeout.String() + "; the call was cancelled" + f.Limit.Raise()
 	case Cancelled:
 		return "the request was cancelled"
+	case ResultLost:
+		return "the call has ended, but what it sent last was lost on the way; the call may have been executed"
 	case Moved:
 		return "the edge has lost its connection to the worker; the call goes on and may have been executed"
 	case TooLarge, NoInput, URLRequired, Custom:

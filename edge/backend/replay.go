@@ -13,12 +13,16 @@ import (
 // what that edge has said, the Source knows.
 var ErrOver = errors.New("backend: the edge has ended the call")
 
+// ErrLost is the error of a Source that has lost what came before the end of the
+// call, so that its outcome is unknown.
+var ErrLost = errors.New("backend: the outcome of the call was lost")
+
 // Source gives what a worker has sent for a call that was made elsewhere, or by
 // an edge that is gone.
 type Source interface {
 	// Next returns the next event, as the protobuf message of the method's
-	// response, waiting for it. The error of the last one is io.EOF, ErrOver or
-	// the status with which the call ended.
+	// response, waiting for it. The error of the last one is io.EOF, ErrOver, ErrLost
+	// or the status with which the call ended.
 	Next(ctx context.Context) ([]byte, error)
 }
 

@@ -371,6 +371,9 @@ func (b *Backend) failure(c *call, pool string, err error) *Failure {
 		return &Failure{Kind: Cancelled, Cause: context.Cause(c)}
 	case errors.Is(err, ErrOver):
 		return &Failure{Kind: Moved}
+	case errors.Is(err, ErrLost), bus.Reason(err) == bus.ReasonEventsLost:
+		b.log.WarnContext(c, "the outcome of a call was lost", "pool", pool)
+		return &Failure{Kind: ResultLost}
 	case errors.Is(err, io.EOF):
 		// A stream that ends well without an outcome is a broken worker.
 		b.log.ErrorContext(c, "worker ended a call without an outcome", "pool", pool)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -53,24 +52,11 @@ func (s *Store) PutCall(ctx context.Context, sessionID, stream string, c *millra
 // events are kept: 5 minutes. It does not wait, and overwrites whatever is
 // there. Errors as of PutCall, but no conflict.
 func (s *Store) EndCall(sessionID, stream string, c *millracev1.Continuation) error {
-	return s.sendCall(sessionID, stream, c, eventAge)
-}
-
-// DropCall removes a call. It does not wait. Errors as of EndCall.
-func (s *Store) DropCall(sessionID, stream string) error {
-	return s.sendCall(sessionID, stream, nil, time.Second)
-}
-
-// sendCall writes a call without waiting; nil is written as nothing, which is as
-// good as no message.
-func (s *Store) sendCall(sessionID, stream string, c *millracev1.Continuation, ttl time.Duration) error {
 	msg, err := s.callMessage(sessionID, stream, c)
 	if err != nil {
 		return err
 	}
-	if ttl > 0 {
-		msg.Header = nats.Header{natsjs.MsgTTLHeader: {ttl.String()}}
-	}
+	msg.Header = nats.Header{natsjs.MsgTTLHeader: {eventAge.String()}}
 	if !s.calls.available() {
 		return session.ErrUnavailable
 	}
@@ -86,9 +72,6 @@ func (s *Store) callMessage(sessionID, stream string, c *millracev1.Continuation
 		return nil, err
 	}
 	msg := &nats.Msg{Subject: subject}
-	if c == nil {
-		return msg, nil
-	}
 	if msg.Data, err = proto.Marshal(c); err != nil {
 		return nil, fmt.Errorf("jetstream: continuation: %w", err)
 	}
@@ -123,9 +106,6 @@ func (s *Store) Call(ctx context.Context, sessionID, stream string) (*millracev1
 	if err != nil {
 		return nil, 0, err
 	}
-	if len(msg.Data) == 0 {
-		return nil, 0, session.ErrNotFound
-	}
 	c := &millracev1.Continuation{}
 	if err := proto.Unmarshal(msg.Data, c); err != nil {
 		return nil, 0, fmt.Errorf("jetstream: stored call that cannot be read: %w", err)
@@ -154,7 +134,7 @@ func (s *Store) SessionCalls(ctx context.Context, sessionID string) ([]StoredCal
 		stream := strings.TrimPrefix(subject, prefix)
 		c, revision, err := s.Call(ctx, sessionID, stream)
 		switch {
-		case errors.Is(err, session.ErrNotFound): // it was dropped
+		case errors.Is(err, session.ErrNotFound): // it has just expired
 		case err != nil:
 			return nil, err
 		default:

@@ -40,6 +40,7 @@ type stream struct {
 	replicas int
 	timeout  time.Duration // of a request
 	log      *slog.Logger
+	news     news
 	// quiet: that there is no JetStream at all is told for another stream.
 	quiet bool
 
@@ -51,9 +52,10 @@ type stream struct {
 }
 
 func newStream(nc *nats.Conn, js natsjs.JetStream, stored natsjs.StreamConfig, cfg Config) *stream {
+	log := cfg.Logger.With("stream", stored.Name)
 	return &stream{
 		nc: nc, js: js, cfg: stored, replicas: cfg.Replicas, timeout: cfg.RequestTimeout,
-		log: cfg.Logger.With("stream", stored.Name), failure: make(chan struct{}, 1),
+		log: log, news: news{log: log}, failure: make(chan struct{}, 1),
 	}
 }
 
@@ -80,7 +82,7 @@ func (s *stream) failed(state uint64, err error) {
 	if !s.state.CompareAndSwap(state, state+1) {
 		return
 	}
-	s.log.Warn("JetStream has failed", "error", err)
+	s.news.fail(err)
 	select {
 	case s.failure <- struct{}{}:
 	default:
@@ -125,7 +127,7 @@ func (s *stream) keep(ctx context.Context) error {
 				if seen || failures >= quietAttempts {
 					level = slog.LevelInfo
 				}
-				s.log.Log(ctx, level, "JetStream is available")
+				s.news.recover(!seen, level)
 				s.state.Add(1)
 			}
 			pause, failures, seen = firstPause, 0, true
@@ -140,6 +142,7 @@ func (s *stream) keep(ctx context.Context) error {
 				}
 				s.log.Log(ctx, level, "JetStream is not available: sessions keep to their defaults and calls cannot be resumed", "error", err)
 			}
+			s.news.still(err)
 			wait, pause = pause, min(2*pause, longestPause)
 		}
 		if !s.pause(ctx, wait, restored) {

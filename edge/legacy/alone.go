@@ -253,8 +253,8 @@ func (e *Era) cancelStream(ctx context.Context, scope, stream string) {
 		}
 	}
 	// First the reason, then what the worker makes of it.
-	_ = e.Resumption.Bus.EndEvents(bus.EventsKey{Session: scope, Stream: stream, Round: round}, endStatus(&jsonrpc.Error{
+	e.endEvents(bus.EventsKey{Session: scope, Stream: stream, Round: round}, endStatus(&jsonrpc.Error{
 		Code: jsonrpc.CodeInternal, Message: "the request was cancelled", Data: []byte(`{"reason":"cancelled"}`),
-	})) // without a connection nobody follows
+	}))
 	e.Resumption.Bus.CancelEvents(ctl)
 }

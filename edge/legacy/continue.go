@@ -323,7 +323,7 @@ func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Conti
 	c.Outlives, c.LogLevel = true, kept.GetLogLevel()
 	c.Trace = backend.Trace{Parent: kept.GetTraceParent(), State: kept.GetTraceState(), Baggage: kept.GetBaggage()}
 	r := &resumable{
-		resume: e.Resumption, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()},
+		resume: e.Resumption, ended: e.endEvents, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()},
 		settled: true, asked: true, claimed: time.Now(),
 		lock: make(chan struct{}, 1), leaving: make(chan struct{}), offered: true,
 	}

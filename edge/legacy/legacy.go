@@ -65,6 +65,8 @@ type Era struct {
 	alone       alone
 	// late counts the answers that are still to be stored.
 	late atomic.Int32
+	// ends counts the ends of events that are still to be found in the log.
+	ends atomic.Int32
 	// leaving: calls that run when Draining is done send their clients away.
 	leaving sync.Once
 	// running are the calls that may outlive their connection.

@@ -59,6 +59,8 @@ type Resumption struct {
 // is stored under them (proto/bus, Resumable).
 type resumable struct {
 	resume *Resumption
+	// ended publishes the end of a round that this edge has found by itself.
+	ended  func(key bus.EventsKey, status error)
 	client *methods.Client
 	m      *jsonrpc.Message
 	out    exchange.EventStream
@@ -116,7 +118,7 @@ func (e *Era) newResumable(c *methods.Client, m *jsonrpc.Message, out exchange.S
 		return nil
 	}
 	r := &resumable{
-		resume: e.Resumption, client: c, m: m, out: events, stream: stream, routes: e.Routes,
+		resume: e.Resumption, ended: e.endEvents, client: c, m: m, out: events, stream: stream, routes: e.Routes,
 		lock: make(chan struct{}, 1), leaving: make(chan struct{}),
 	}
 	r.connection.call = r
@@ -292,5 +294,5 @@ func (r *resumable) end(status error) {
 	if r.settled {
 		key.Round++ // nobody listens any more to a round that has ended
 	}
-	_ = r.resume.Bus.EndEvents(key, status) // without a connection nobody follows
+	r.ended(key, status)
 }

@@ -131,6 +131,7 @@ func (e *Era) Resume(ctx context.Context, req *exchange.Request, lastEventID str
 		return refuse(http.StatusServiceUnavailable, "the edge cannot read the stream now: try again shortly")
 	}
 	defer follower.Close()
+	follower.Pool(e.Methods.Pool(ctx, c.Client, &m))
 	if out.Begin() != nil {
 		return exchange.Answer{Withheld: true}, true
 	}
@@ -312,6 +313,10 @@ type events struct {
 	// when that is so twice: a process that stood still has not read yet what
 	// came meanwhile.
 	suspected bool
+	// ahead is an event that was waited for apart, and comes next.
+	ahead *bus.Event
+	// gap: what came directly before the end is missing; large: it was too large.
+	gap, large bool
 	// final is the answer that the edge of the call has given by itself.
 	final *final
 }
@@ -353,33 +358,33 @@ func (s *events) Next(ctx context.Context) ([]byte, error) {
 		case ev.End && ev.Round <= s.settled && endFinal(ev.Err) == nil:
 			continue // the outcome was seen
 		case ev.Gap:
-			s.at = ev.EventPoint
-			return nil, errNotKept
+			s.at, s.gap, s.large = ev.EventPoint, true, ev.Large
+			continue // unless it has failed, that was the outcome
 		case !ev.End, ev.Message != nil:
-			s.at = ev.EventPoint
+			s.at, s.gap = ev.EventPoint, false
 			return ev.Message, nil
 		}
 		if s.final = endFinal(ev.Err); s.final != nil {
 			return nil, backend.ErrOver
 		}
-		if ev.Err == nil {
+		switch {
+		case ev.Err != nil:
+		case s.gap && s.large:
+			return nil, errNotKept
+		case s.gap:
+			return nil, backend.ErrLost
+		default:
 			return nil, io.EOF
 		}
+		s.gap = false
 		if code := status.Code(ev.Err); code == codes.Unavailable || code == codes.Canceled {
 			// The edge may try again, or says itself how the call ended.
 			if err := s.flush(); err != nil {
 				return nil, err
 			}
-			again, err := s.nextWithin(ctx, nextRoundWait)
-			if err == nil {
-				s.heard, s.edge = time.Now(), again.Client
-				if s.final = endFinal(again.Err); s.final != nil {
-					return nil, backend.ErrOver
-				}
-				if !again.End {
-					s.at = again.EventPoint
-					return again.Message, nil
-				}
+			if again, err := s.nextWithin(ctx, nextRoundWait); err == nil {
+				s.ahead = &again
+				continue
 			}
 		}
 		return nil, ev.Err
@@ -394,6 +399,10 @@ func (s *events) nextWithin(ctx context.Context, d time.Duration) (bus.Event, er
 
 // next waits for an event as long as somebody is there to send one.
 func (s *events) next(ctx context.Context) (bus.Event, error) {
+	if ev := s.ahead; ev != nil {
+		s.ahead = nil
+		return *ev, nil
+	}
 	for {
 		if ev, ok := s.follower.Ready(); ok {
 			return ev, nil
@@ -431,7 +440,7 @@ func (s *events) next(ctx context.Context) (bus.Event, error) {
 				s.era.Resumption.Bus.CancelEvents(s.ctl)
 			}
 			// Others who follow are told the same; so are those to come.
-			_ = s.era.Resumption.Bus.EndEvents(key, endStatus(failure))
+			s.era.endEvents(key, endStatus(failure))
 			s.final = &final{err: failure}
 			return bus.Event{}, backend.ErrOver
 		}
@@ -551,7 +560,7 @@ func endFinal(err error) *final {
 // errUnread is the answer when JetStream is away for long.
 func errUnread() *jsonrpc.Error {
 	return &jsonrpc.Error{
-		Code: jsonrpc.CodeInternal, Data: []byte(`{"reason":"unavailable"}`),
+		Code: jsonrpc.CodeInternal, Data: []byte(`{"reason":"may_have_started"}`),
 		Message: "the rest of this stream cannot be read at the moment; the call may have been executed",
 	}
 }

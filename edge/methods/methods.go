@@ -153,6 +153,32 @@ func (r *Runner) Replay(ctx context.Context, c *Client, m *jsonrpc.Message, out 
 	}
 }
 
+// Pool returns the pool whose instances serve a request of Replay; "" if that is
+// unknown.
+func (r *Runner) Pool(ctx context.Context, c *Client, m *jsonrpc.Message) string {
+	s := r.Backend.Snapshot(ctx, Caller(c.Principal))
+	pool := ""
+	switch m.Method {
+	case mcp.MethodToolsCall:
+		if name, err := mcp.StringParam(m.Params, "name"); err == nil {
+			if tool, ok := s.Tool(name); ok {
+				pool = tool.Pool
+			}
+		}
+	case mcp.MethodResourcesRead:
+		if uri, err := mcp.StringParam(m.Params, "uri"); err == nil {
+			pool, _, _ = s.Resource(uri)
+		}
+	case mcp.MethodPromptsGet:
+		if name, err := mcp.StringParam(m.Params, "name"); err == nil {
+			if prompt, ok := s.Prompt(name); ok {
+				pool = prompt.Pool
+			}
+		}
+	}
+	return pool
+}
+
 // Failed is the reply to a request that ended in a failure.
 func (r *Runner) Failed(c *Client, m *jsonrpc.Message, f *backend.Failure) Reply {
 	result, err := r.Render.Failure(c.Revision, m.Method == mcp.MethodToolsCall, f)

@@ -102,7 +102,7 @@ func (p *Peers) Ready() <-chan struct{} { return p.ready }
 
 // Run serves the other edges until the context ends.
 func (p *Peers) Run(ctx context.Context) error {
-	stop, err := p.client.Hear(Topic, func(payload []byte, _ func()) { p.heard(ctx, payload) })
+	stop, err := p.client.Hear(Topic, func(payload []byte) { p.heard(ctx, payload) })
 	if err != nil {
 		return fmt.Errorf("peer: %w", err)
 	}

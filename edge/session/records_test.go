@@ -102,6 +102,8 @@ func TestRecordsAreRemembered(t *testing.T) {
 	})
 }
 
+// TestRecordsAreReadOnceAtATime: what the first requests of a session need is
+// fetched once, however many they are. It is pain 53.
 func TestRecordsAreReadOnceAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,10 +1,8 @@
 package bus
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 )
@@ -25,30 +23,11 @@ func (s *Server) Announce(topic Topic, payload []byte) error {
 	return s.conn.announce(topic, payload)
 }
 
-// Ask announces payload and returns true as soon as somebody answers. It
-// returns false when nobody hears the topic, or when ctx ends before an answer;
-// ctx must end at some time. An error means that nobody was asked. Whoever asks
-// and hears the same topic is asked as well.
-func (c *Client) Ask(ctx context.Context, topic Topic, payload []byte) (answered bool, err error) {
-	subject, err := c.conn.announced(topic)
-	if err != nil {
-		return false, err
-	}
-	_, err = c.conn.nc.RequestWithContext(ctx, subject, payload)
-	silent := errors.Is(err, nats.ErrNoResponders) || ctx.Err() != nil
-	if err != nil && !silent {
-		return false, fmt.Errorf("bus: ask: %w", err)
-	}
-	return err == nil, nil
-}
-
 // Hear calls heard for each announcement of the topic, one after another on a
 // goroutine of their own, until stop is called; heard is not called any more
-// once a call that is running has returned. answer answers those who [Client.Ask]
-// and does nothing for those who do not; it may be called later and from any
-// goroutine. payload belongs to heard. Hear needs no Run. While the connection
-// is lost, announcements are lost too.
-func (c *Client) Hear(topic Topic, heard func(payload []byte, answer func())) (stop func(), err error) {
+// once a call that is running has returned. payload belongs to heard. Hear needs no
+// Run. While the connection is lost, announcements are lost too.
+func (c *Client) Hear(topic Topic, heard func(payload []byte)) (stop func(), err error) {
 	subject, err := c.conn.announced(topic)
 	if err != nil {
 		return nil, err
@@ -56,9 +35,7 @@ func (c *Client) Hear(topic Topic, heard func(payload []byte, answer func())) (s
 	if heard == nil {
 		return nil, errors.New("bus: nobody hears")
 	}
-	sub, err := c.conn.nc.Subscribe(subject, func(m *nats.Msg) {
-		heard(m.Data, func() { c.conn.answer(m.Reply) })
-	})
+	sub, err := c.conn.nc.Subscribe(subject, func(m *nats.Msg) { heard(m.Data) })
 	if err != nil {
 		return nil, fmt.Errorf("bus: hear: %w", err)
 	}
@@ -78,14 +55,6 @@ func (c *Conn) announce(topic Topic, payload []byte) error {
 		return fmt.Errorf("bus: announce: %w", err)
 	}
 	return nil
-}
-
-// answer publishes to whoever asked, and to nobody else: replies are addresses
-// that a peer names.
-func (c *Conn) answer(reply string) {
-	if strings.HasPrefix(reply, c.prefix+"e.") {
-		_ = c.publish(reply, "", nil) // without a connection the asker gives up
-	}
 }
 
 // announced is the subject of the announcements of a topic.

@@ -403,8 +403,8 @@ func (c *Client) onMsg(m *nats.Msg) {
 		return
 	}
 	f.event = events
-	if events && f.kind == kindEnd && f.seq == 0 {
-		return // our own, see EndEvents
+	if events && (f.kind == kindEnd && f.seq == 0 || f.flags&FlagAgain != 0) {
+		return // our own, see EndEvents, or for those who follow
 	}
 	if call == nil || !call.onFrame(&f) {
 		c.onOrphan(m, &f, call)
@@ -654,6 +654,8 @@ const (
 	tokenPing    = "ping"
 	// tokenFence takes questions about calls.
 	tokenFence = "fence"
+	// tokenAsk takes questions about events.
+	tokenAsk = "events"
 )
 
 func callSubject(prefix string, id uint64) string {

@@ -14,6 +14,9 @@ const (
 	// asked again, and fenceRounds how often it is asked.
 	fenceRound  = 300 * time.Millisecond
 	fenceRounds = 8
+	// silentRounds is how often those are asked that have been silent since before
+	// the push: they may be parted from us for long.
+	silentRounds = 2
 	// fenceRetries is how often a call that certainly did not start is offered
 	// again.
 	fenceRetries = 2
@@ -129,7 +132,7 @@ func (call *clientCall) settle(ctx context.Context, fence *fence, pushed time.Ti
 func (call *clientCall) askAll(ctx context.Context, fence *fence, pushed time.Time, target string) (never bool, why string) {
 	c := call.c
 	read := make(chan struct{}, 1)
-	for range fenceRounds {
+	for round := range fenceRounds {
 		roster, err := c.cfg.Members.Roster(ctx, call.cc.pool)
 		if err != nil {
 			return false, "no instance accepted the call in time"
@@ -139,6 +142,7 @@ func (call *clientCall) askAll(ctx context.Context, fence *fence, pushed time.Ti
 			return false, "no instance accepted the call in time, and one that may have run it is gone"
 		}
 		var open []string
+		silent := 0
 		there := target == ""
 		call.mu.Lock()
 		for _, m := range roster.Members {
@@ -148,6 +152,9 @@ func (call *clientCall) askAll(ctx context.Context, fence *fence, pushed time.Ti
 			there = true
 			if fence.answers[m.Instance] == busv1.Frame_FENCE_UNSPECIFIED {
 				open = append(open, m.Instance)
+				if m.Silent {
+					silent++
+				}
 			}
 		}
 		reply := call.reply
@@ -157,6 +164,9 @@ func (call *clientCall) askAll(ctx context.Context, fence *fence, pushed time.Ti
 		}
 		if len(open) == 0 {
 			return true, ""
+		}
+		if round >= silentRounds && silent == len(open) {
+			return false, "no instance accepted the call in time, and one that may have run it does not answer"
 		}
 		for _, instance := range open {
 			_ = c.send(c.ctlPre+instance+"."+tokenFence, reply, &frame{kind: kindFence}) // lost: asked again

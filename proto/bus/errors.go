@@ -39,6 +39,9 @@ const (
 	// ReasonDraining (Unavailable): the instance stopped and the call outlived
 	// its grace period.
 	ReasonDraining = "DRAINING"
+	// ReasonEventsLost (DataLoss): the call has ended, and its end and maybe more of
+	// its events were lost for whoever follows it. The call had started.
+	ReasonEventsLost = "EVENTS_LOST"
 	// ReasonOverloaded (ResourceExhausted): every instance was busy for the
 	// whole wait budget. No handler ran.
 	ReasonOverloaded = "OVERLOADED"

@@ -117,6 +117,26 @@ func (c *Client) EndEvents(key EventsKey, err error) error {
 	return nil
 }
 
+// EventsEnded reports whether the log has what EndEvents has published for the
+// round: a log that is away for a moment takes nothing in, and nobody is told.
+// It reads all that this client's calls have sent in the round.
+func (c *Client) EventsEnded(ctx context.Context, log EventLog, key EventsKey) (bool, error) {
+	token, err := key.token()
+	if err != nil {
+		return false, fmt.Errorf("bus: %w", err)
+	}
+	ended := false
+	err = log.Stored(ctx, c.prefix+token, func(_ string, data []byte) error {
+		var f frame
+		ended = ended || f.decode(data) == nil && f.kind == kindEnd && f.seq == 0
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("bus: end of events: %w", err)
+	}
+	return ended, nil
+}
+
 // CancelEvents cancels the call that wrote an event with this Ctl, whoever made
 // it. It does not wait; a call that has ended, and what is not the address of a
 // call, are ignored. Without a connection nothing is sent.
@@ -185,7 +205,12 @@ type serverEvents struct {
 	on      bool // DATA and END go to the subject
 	begun   bool // a DATA was written, to wherever
 	live    bool // the message that is being sent is too large to be kept
+	apart   bool // there was one that is
 	left    int  // payload that may still be sent there
+	// kept is what the instance remembers of the round; nil before the first
+	// event, and when the round has no number.
+	kept       *keptRound
+	unkeepable bool
 }
 
 // validEvents reports whether an OPEN from the caller at reply may name events
@@ -252,6 +277,10 @@ func (c *serverCall) routeLocked(f *frame) string {
 	first := !e.begun
 	e.begun = e.begun || f.kind == kindData
 	event := f.kind == kindData || f.kind == kindEnd || f.kind == kindAccept
+	e.apart = e.apart || f.kind == kindData && e.live
+	if f.kind == kindEnd && e.apart {
+		f.flags |= FlagApart
+	}
 	switch {
 	case !event || !e.on, f.kind == kindData && e.live:
 		// A caller that came back does not know the call any more, and would

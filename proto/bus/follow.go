@@ -70,9 +70,12 @@ type Event struct {
 	End     bool   // the round has ended, by itself or by EndEvents
 	Err     error  // the status of the end; nil is success
 	Ctl     string // for CancelEvents; empty at an end
-	// Gap: the messages directly before the end are missing, because they were
-	// not kept. The end follows as the next event.
+	// Gap: the messages directly before the end are missing. The end follows as
+	// the next event.
 	Gap bool
+	// Large says that messages of the round were too large to be kept. Only with
+	// Gap, which without it means that they were lost.
+	Large bool
 }
 
 // Follower reads the events of a call. Next is for one goroutine at a time;
@@ -93,9 +96,11 @@ type Follower struct {
 	quiet    time.Duration // from lastRead until the log is read anyway
 	gap      place         // of the frame before which something is missing
 	gapSince time.Time     // zero: nothing is
-	gapPause time.Duration
-	gapStays bool   // the log has not had it for long enough
-	queued   *Event // comes next
+	gapRead  time.Time     // when the log is read again for it
+	gapPause time.Duration // and how long after that
+	gapStays bool          // the log has not had it for long enough
+	queued   *Event        // comes next
+	inquiry  inquiry
 
 	mu      sync.Mutex
 	closed  bool
@@ -109,6 +114,11 @@ type Follower struct {
 	joining bool
 	part    message // that is being joined
 	lost    bool    // something is missing since the last whole message
+	// runner is the instance that runs the round runnerRound, the last one of
+	// which that is known; ctl says so.
+	runner, ctl string
+	runnerRound uint32
+	question    *question // the last one that instances were asked
 }
 
 // place is the place of a frame among all.
@@ -190,6 +200,7 @@ func (f *Follower) Close() {
 	}
 	f.remove()
 	unsubscribe(f.sub)
+	f.drop(nil)
 	notify(f.wake)
 }
 
@@ -208,10 +219,13 @@ func (f *Follower) Next(ctx context.Context) (Event, error) {
 		f.flushed = true
 	}
 	for {
+		if event, ok := f.hear(); ok {
+			return event, nil
+		}
 		event, state := f.take()
 		switch state {
 		case followTaken:
-			f.gapSince = time.Time{}
+			f.took()
 			return event, nil
 		case followClosed:
 			return Event{}, ErrFollowerClosed
@@ -244,8 +258,14 @@ func (f *Follower) Ready() (Event, bool) {
 	if state != followTaken {
 		return Event{}, false
 	}
-	f.gapSince = time.Time{}
+	f.took()
 	return event, true
+}
+
+// took notes that there was an event.
+func (f *Follower) took() {
+	f.gapSince = time.Time{}
+	f.inquiry.reset()
 }
 
 // followState is what Next has to do.
@@ -307,10 +327,13 @@ func (f *Follower) isNextLocked(n *followed) bool {
 
 // maySkipLocked reports whether what is missing before a frame will never come.
 func (f *Follower) maySkipLocked(n *followed) bool {
-	if n.stored && (n.round == f.at.Round || f.ended || f.at.Number == 0) {
+	if f.gapSince.IsZero() || f.gap != n.place {
+		return false // who has sent it was not asked yet
+	}
+	if n.stored && f.inquiry.gapSettled && (n.round == f.at.Round || f.ended || f.at.Number == 0) {
 		return true
 	}
-	return f.gapStays && !f.gapSince.IsZero() && f.gap == n.place
+	return f.gapStays
 }
 
 // takeLocked takes the first frame; skipped says that something is missing
@@ -330,6 +353,13 @@ func (f *Follower) takeLocked(n *followed, skipped bool) (event Event, ok bool) 
 	}
 	f.at.Number = n.number
 	event = Event{EventPoint: f.at, Client: n.client}
+	if len(n.frame.ctl) > 0 {
+		if string(n.frame.ctl) != f.ctl {
+			f.ctl = string(n.frame.ctl)
+			f.runner = f.c.instanceOf(f.ctl)
+		}
+		f.runnerRound = n.round
+	}
 	if n.frame.kind == kindEnd {
 		return f.endLocked(n, event), true
 	}
@@ -380,7 +410,7 @@ func (f *Follower) endLocked(n *followed, event Event) Event {
 		return event
 	}
 	f.queued = &event
-	return Event{EventPoint: EventPoint{Round: event.Round, Number: event.Number - 1}, Client: event.Client, Gap: true}
+	return Event{EventPoint: EventPoint{Round: event.Round, Number: event.Number - 1}, Client: event.Client, Gap: true, Large: n.frame.flags&FlagApart != 0}
 }
 
 // messageBytes makes an empty message differ from none.
@@ -392,38 +422,66 @@ func messageBytes(b []byte) []byte {
 }
 
 // mind does something about a missing frame: it reads the log, at once and then
-// after growing pauses. When it has had the time to get there and the log could
-// be read and does not have it, take goes on without it.
+// after growing pauses, and asks the instance that has sent it. When that does not
+// have it any more, or not for long enough, and the log could be read and does not
+// have it, take goes on without it.
 func (f *Follower) mind(ctx context.Context) error {
 	f.mu.Lock()
-	var first place
+	var first *followed
+	var stored bool
 	if len(f.frames) > 0 {
-		first = f.frames[0].place
+		first = f.frames[0]
+		stored = first.stored
 	}
 	f.mu.Unlock()
-	if f.gapSince.IsZero() || f.gap != first {
-		f.gap, f.gapSince, f.gapPause, f.gapStays = first, time.Now(), followPause, false
-		return f.read(ctx)
+	if first == nil {
+		return nil // it was closed
 	}
-	timer := time.NewTimer(f.gapPause)
+	if f.gapSince.IsZero() || f.gap != first.place {
+		now := time.Now()
+		f.gap, f.gapSince, f.gapPause, f.gapStays = first.place, now, followPause, false
+		f.gapRead = now.Add(f.gapPause)
+		f.inquiry.gapAsked, f.inquiry.gapSettled = false, false
+		if !stored {
+			return f.read(ctx)
+		}
+	}
+	if !f.inquiry.gapAsked {
+		f.inquiry.gapAsked = true
+		if f.inquiry.gapSettled = !f.ask(first); f.inquiry.gapSettled && stored {
+			return nil
+		}
+	}
+	timer := time.NewTimer(time.Until(f.gapRead))
 	defer timer.Stop()
-	f.gapPause = min(2*f.gapPause, followPauses)
 	select {
 	case <-timer.C:
-		waited := time.Since(f.gapSince)
-		if err := f.read(ctx); err != nil {
-			return err
-		}
-		f.gapStays = waited >= followGap
+	case <-f.wake:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	waited := time.Since(f.gapSince)
+	f.gapPause = min(2*f.gapPause, followPauses)
+	if err := f.read(ctx); err != nil {
+		f.gapRead = time.Now().Add(f.gapPause)
+		return err
+	}
+	f.gapRead = time.Now().Add(f.gapPause)
+	f.gapStays = waited >= followGap
+	return nil
 }
 
-// wait waits for something new, but now and then has a look at the log.
+// wait waits for something new, but now and then has a look at the log, and asks
+// the instance that runs the call.
 func (f *Follower) wait(ctx context.Context) error {
-	timer := time.NewTimer(time.Until(f.lastRead.Add(f.quiet)))
+	look := f.lastRead.Add(f.quiet)
+	ask := f.inquiry.due()
+	next := look
+	if ask.Before(next) {
+		next = ask
+	}
+	timer := time.NewTimer(time.Until(next))
 	defer timer.Stop()
 	select {
 	case <-f.wake:
@@ -431,6 +489,13 @@ func (f *Follower) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
+	}
+	if next.Equal(ask) {
+		f.inquiry.asked()
+		f.ask(nil)
+	}
+	if !next.Equal(look) {
+		return nil
 	}
 	f.quiet = min(2*f.quiet, followQuiet)
 	// When the log cannot be read now, nothing says that something is missing.
@@ -448,7 +513,8 @@ func (f *Follower) read(ctx context.Context) error {
 	f.missed, f.cut = false, nil
 	f.mu.Unlock()
 	err := f.log.Stored(ctx, f.subject, func(subject string, data []byte) error {
-		if !f.add(subject, data, true) {
+		// Of a round, what was published again is behind what comes later.
+		if n, room := f.add(subject, data, true); !room && f.isCut(n) {
 			return errEnough
 		}
 		return nil
@@ -485,29 +551,38 @@ func (f *Follower) onMsg(m *nats.Msg) {
 	notify(f.wake)
 }
 
+// isCut reports whether a round is later than that of the first frame that had
+// no room.
+func (f *Follower) isCut(round uint32) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cut != nil && round > f.cut.round
+}
+
 // add sorts a message in, and reports whether there was room. What is no frame
 // of events is passed over.
-func (f *Follower) add(subject string, data []byte, stored bool) (room bool) {
+func (f *Follower) add(subject string, data []byte, stored bool) (round uint32, room bool) {
 	client, rest, _ := strings.Cut(strings.TrimPrefix(subject, f.c.conn.prefix+"e."), ".")
-	round, err := strconv.ParseUint(rest[strings.LastIndexByte(rest, '.')+1:], 36, 32)
+	number, err := strconv.ParseUint(rest[strings.LastIndexByte(rest, '.')+1:], 36, 32)
 	if err != nil {
-		return true
+		return 0, true
 	}
+	round = uint32(number)
 	n := &followed{client: client, stored: stored}
 	if err := n.frame.decode(data); err != nil {
-		return true
+		return round, true
 	}
-	n.place = place{uint32(round), n.frame.seq}
+	n.place = place{round, n.frame.seq}
 	switch {
 	case n.frame.kind == kindEnd && n.number == 0:
 		n.number = ownEnd
 	case n.frame.kind == kindEnd, n.frame.kind == kindData, n.frame.kind == kindAccept:
 	default:
-		return true
+		return round, true
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.addLocked(n)
+	return round, f.addLocked(n)
 }
 
 func (f *Follower) addLocked(n *followed) (room bool) {

@@ -35,6 +35,12 @@ const (
 	// FlagKeep on OPEN: DATA and END go to the events of the call from the
 	// beginning.
 	FlagKeep
+	// FlagApart on END among the events of a call: a message of it had no room
+	// there, and went to the caller alone.
+	FlagApart
+	// FlagAgain on frames among the events of a call: it was published before, and
+	// is again for those who follow. The caller has read it.
+	FlagAgain
 )
 
 // Kinds under short names.

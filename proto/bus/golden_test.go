@@ -178,7 +178,13 @@ func samples(t *testing.T) []sample {
 		{name: "pong", about: "It is.", subject: "mr.main.e.h2v6c8p1ye.rq.x1", message: &busv1.ProbeResponse{Epoch: goldenEpoch, State: busv1.Heartbeat_STATE_READY}},
 		{name: "fetch_request", about: "Asks for a manifest from an offset on.", subject: "mr.main.man." + digest.String(), reply: "mr.main.e.h2v6c8p1ye.rq.x2", message: &busv1.FetchRequest{Hash: digest[:], Offset: 5}},
 		{name: "fetch_response", about: "The rest of a manifest of 8 bytes.", subject: "mr.main.e.h2v6c8p1ye.rq.x2", message: &busv1.FetchResponse{Total: 8, Data: []byte("est")}},
-		{name: "announcement", about: "Something that everybody is told who hears the topic; with an inbox as reply subject it is a question.", subject: "mr.main.x.example", reply: "mr.main.e.h2v6c8p1ye.rq.x3", text: "are you there"},
+		{name: "events_request", about: "Asks for what is missing before the first frame of the third round: the second one from its fifth frame on.", subject: "mr.main.i." + goldenInstance + ".events", reply: "mr.main.e.h2v6c8p1ye.rq.x4", message: &busv1.EventsRequest{
+			Session: "s1", Stream: "t1", Round: 2, Number: 5, UntilRound: 3, Until: 1,
+		}},
+		{name: "events_response", about: "Two frames were published again, and the round has ended.", subject: "mr.main.e.h2v6c8p1ye.rq.x4", message: &busv1.EventsResponse{
+			Instance: goldenInstance, Rounds: []*busv1.RoundEvents{{Round: 2, Ended: true, Repeated: 2}},
+		}},
+		{name: "announcement", about: "Something that everybody is told who hears the topic.", subject: "mr.main.x.example", text: "it is Monday"},
 		{name: "resource_updated", about: "The contents of a resource have changed; the payload is its URI.", subject: "mr.main.res." + HashOf([]byte(uri)).String(), text: uri},
 	}
 }

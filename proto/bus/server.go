@@ -76,6 +76,9 @@ type ServerConfig struct {
 	// events; 0 means 4 MiB. A message for which there is no room goes to the
 	// caller alone, and is lost for whoever follows.
 	EventBytes int
+	// EventMemory is how many bytes of the events of its calls the instance keeps,
+	// for a minute at most, for those who missed them; 0 means 8 MiB.
+	EventMemory int
 	// Admit decides about a call before it is accepted, by what the instance
 	// alone can know: false refuses it with BUSY, so that another instance may
 	// take it. head is the beginning of the request, valid during Admit only.
@@ -118,6 +121,7 @@ type Server struct {
 	quit chan struct{}
 
 	accepts, holds delayQueue[*serverCall]
+	events         eventMemory
 	staleOwn       staleness // of what is addressed to this instance; touched by its goroutine only
 	lastTick       atomic.Int64
 	stalled        atomic.Int64
@@ -179,6 +183,9 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 	if cfg.EventBytes <= 0 {
 		cfg.EventBytes = defaultEventBytes
 	}
+	if cfg.EventMemory <= 0 {
+		cfg.EventMemory = defaultEventMemory
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -197,6 +204,7 @@ func NewServer(conn *Conn, cfg ServerConfig) *Server {
 		quit:     make(chan struct{}),
 		calls:    make(map[uint64]*serverCall),
 		services: make(map[string]grpc.ServiceInfo),
+		events:   eventMemory{limit: cfg.EventMemory},
 	}
 	s.methods.Store(&map[string]*method{})
 	s.demand.manifest = anyManifest
@@ -561,6 +569,8 @@ func (s *Server) onOwn(m *nats.Msg, now time.Time, age time.Duration) {
 		s.onPing(m)
 	case tokenFence:
 		s.onFence(m)
+	case tokenAsk:
+		s.onEvents(m)
 	default:
 		if manifest, ok := strings.CutPrefix(token, tokenOpenFor); ok {
 			s.onOpen(m, now, age, s.demandFor(manifest), true)

@@ -332,6 +332,8 @@ func (c *serverCall) writeLocked(f *frame, pm proto.Message) error {
 		if c.events != nil {
 			*c.events = events
 		}
+	} else if c.events != nil && subject == c.events.subject {
+		c.keep(f, b)
 	}
 	return err
 }

@@ -51,6 +51,7 @@ func (r *serverRun) tick(ctx context.Context, now time.Time) {
 		s.stalled.Store(max(s.stalled.Load(), int64(pause)))
 	}
 	s.lastTick.Store(int64(since))
+	s.events.expire(now)
 	if s.stalled.Load() == 0 {
 		return
 	}

@@ -57,6 +57,8 @@ type Member struct {
 	Stalled int
 	// Manifests are the hashes of what it offers, see Watcher.Fetch.
 	Manifests []Hash
+	// Silent, of a Roster: it did not answer, and is asked again and again.
+	Silent bool
 }
 
 // WatcherConfig is the configuration of a Watcher. The zero value works.
@@ -530,7 +532,9 @@ func (r *watcherRun) roster(pool string) Roster {
 	}
 	for _, m := range r.members {
 		if m.Pool == pool {
-			roster.Members = append(roster.Members, m.Member)
+			member := m.Member
+			member.Silent = m.silent
+			roster.Members = append(roster.Members, member)
 		}
 	}
 	return roster

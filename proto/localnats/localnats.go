@@ -22,6 +22,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -74,6 +75,8 @@ type Server struct {
 	temp string        // removed at the end; "" when the files are to stay
 	down chan struct{} // closed by Shutdown's first caller when all has stopped
 	once chan struct{} // capacity 1: holds the right to shut down
+	// healer looks after JetStream; nil without it.
+	healer *healer
 }
 
 // Start starts a server and returns when it takes connections. It fails when
@@ -128,6 +131,9 @@ func Start(cfg Config) (*Server, error) {
 	if !ns.ReadyForConnections(readyTimeout) {
 		s.Shutdown()
 		return nil, fmt.Errorf("localnats: not ready after %v", readyTimeout)
+	}
+	if opts.JetStream {
+		s.heal(opts.StoreDir, log)
 	}
 	return s, nil
 }
@@ -229,6 +235,7 @@ func (s *Server) Shutdown() {
 		<-s.down
 		return
 	}
+	s.healer.close()
 	s.ns.Shutdown()
 	s.ns.WaitForShutdown()
 	s.release()
@@ -268,13 +275,21 @@ func splitListen(addr string) (host string, port int, err error) {
 type serverLog struct {
 	logger *slog.Logger
 	fatal  chan string // capacity 1, never closed; the first fatal message wins
+	broken atomic.Bool // something cannot be written any more
 }
 
 func (l *serverLog) Noticef(format string, v ...any) { l.logger.Debug(fmt.Sprintf(format, v...)) }
 func (l *serverLog) Warnf(format string, v ...any)   { l.logger.Warn(fmt.Sprintf(format, v...)) }
-func (l *serverLog) Errorf(format string, v ...any)  { l.logger.Error(fmt.Sprintf(format, v...)) }
 func (l *serverLog) Debugf(format string, v ...any)  { l.logger.Debug(fmt.Sprintf(format, v...)) }
 func (l *serverLog) Tracef(format string, v ...any)  { l.logger.Debug(fmt.Sprintf(format, v...)) }
+
+func (l *serverLog) Errorf(format string, v ...any) {
+	msg := fmt.Sprintf(format, v...)
+	if saysFull(msg) {
+		l.broken.Store(true)
+	}
+	l.logger.Error(msg)
+}
 
 func (l *serverLog) Fatalf(format string, v ...any) {
 	msg := fmt.Sprintf(format, v...)

@@ -34,7 +34,7 @@ func (x *extras) share(conn *bus.Conn) (stop func(), err error) {
 	x.mu.Lock()
 	x.announce = func(payload []byte) error { return client.Announce(topicExtras, payload) }
 	x.mu.Unlock()
-	return client.Hear(topicExtras, func(payload []byte, _ func()) {
+	return client.Hear(topicExtras, func(payload []byte) {
 		kind, state, _ := strings.Cut(string(payload), " ")
 		if e := x.all[kind]; e != nil {
 			x.set(e, func(bool) bool { return state == "there" })

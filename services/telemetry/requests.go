@@ -218,6 +218,8 @@ func failureOutcome(k backend.Kind) string {
 		return "cancelled"
 	case backend.TooLarge:
 		return "too_large"
+	case backend.ResultLost:
+		return "result_lost"
 	case backend.Moved:
 		return "handed_over"
 	default:

@@ -37,6 +37,8 @@ const (
 	outcomeCancelled   = "cancelled"
 	outcomeNotKept     = "not_kept"
 	outcomeTooLarge    = "too_large"
+	outcomeResultLost  = "result_lost"
+	outcomeMayHave     = "may_have_started"
 	// No edge took the connection: the proxy says so.
 	outcomeNoEdge = "no_edge"
 	// The connection was lost, and nothing says what became of the call.

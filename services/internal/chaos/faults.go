@@ -82,8 +82,8 @@ func resetHTTP(_ *cluster, p *process) (func() error, error) {
 }
 
 // gaveUp says whether a NATS server has logged, for want of disk, that it does
-// without JetStream from then on, or without a replica of a stream. Either lasts
-// until it is started again.
+// without JetStream from then on, or without a replica of a stream. Ours begins
+// JetStream again when there is room.
 func gaveUp(log []byte) bool {
 	return bytes.Contains(log, []byte("JetStream out of resources, will be DISABLED")) ||
 		bytes.Contains(bytes.ToLower(log), []byte("critical write error"))
@@ -116,8 +116,8 @@ func fill(c *cluster, p *process) (func() error, error) {
 		if err != nil || !gaveUp(now[min(len(before), len(now)):]) {
 			return err
 		}
-		c.notes["a node gave JetStream or a replica up because its disk was full, and was started again"]++
-		return errors.Join(p.kill(), p.start())
+		c.notes["a node gave JetStream or a replica up because its disk was full"]++
+		return nil
 	}, nil
 }
 

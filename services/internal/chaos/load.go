@@ -135,7 +135,7 @@ func (l *load) make(ctx context.Context, c *call, s *session) {
 		}
 		repeatable := notExecuted(v.a.Outcome)
 		switch v.a.Outcome {
-		case outcomeWorkerLost, outcomeEdgeLost, outcomeConnectionLost, outcomeTimeout, outcomeNotKept, outcomeTooLarge:
+		case outcomeWorkerLost, outcomeEdgeLost, outcomeConnectionLost, outcomeTimeout, outcomeNotKept, outcomeTooLarge, outcomeResultLost, outcomeMayHave:
 			repeatable = c.Idempotent
 		}
 		if !repeatable || c.cancelAfter > 0 {

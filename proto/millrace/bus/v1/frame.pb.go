@@ -804,6 +804,213 @@ func (x *ProbeResponse) GetState() Heartbeat_State {
 	return Heartbeat_STATE_UNSPECIFIED
 }
 
+// EventsRequest asks an instance for events of a stream that were missed: those
+// of all rounds that it runs or has run, from a place on.
+type EventsRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Stream  string                 `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	// The first place that is missing: a frame of a round.
+	Round  uint32 `protobuf:"varint,3,opt,name=round,proto3" json:"round,omitempty"`
+	Number uint64 `protobuf:"varint,4,opt,name=number,proto3" json:"number,omitempty"`
+	// The place of a frame that is there, so that only what is before it is
+	// missing; 0 and 0: nothing is there.
+	UntilRound    uint32 `protobuf:"varint,5,opt,name=until_round,json=untilRound,proto3" json:"until_round,omitempty"`
+	Until         uint64 `protobuf:"varint,6,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_millrace_bus_v1_frame_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_bus_v1_frame_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_millrace_bus_v1_frame_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *EventsRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *EventsRequest) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *EventsRequest) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *EventsRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *EventsRequest) GetUntilRound() uint32 {
+	if x != nil {
+		return x.UntilRound
+	}
+	return 0
+}
+
+func (x *EventsRequest) GetUntil() uint64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+// EventsResponse says what the instance knows. What it still has of the events
+// that were asked for, it publishes to them again.
+type EventsResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Instance string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Rounds that the instance does not know are left out.
+	Rounds        []*RoundEvents `protobuf:"bytes,2,rep,name=rounds,proto3" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsResponse) Reset() {
+	*x = EventsResponse{}
+	mi := &file_millrace_bus_v1_frame_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsResponse) ProtoMessage() {}
+
+func (x *EventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_bus_v1_frame_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
+func (*EventsResponse) Descriptor() ([]byte, []int) {
+	return file_millrace_bus_v1_frame_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EventsResponse) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *EventsResponse) GetRounds() []*RoundEvents {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// RoundEvents is a round as an instance knows it.
+type RoundEvents struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Round uint32                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`
+	// The END is among the events, and nothing follows; otherwise the round runs.
+	Ended bool `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	// How many of the events that were asked for are published again.
+	Repeated      uint32 `protobuf:"varint,3,opt,name=repeated,proto3" json:"repeated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoundEvents) Reset() {
+	*x = RoundEvents{}
+	mi := &file_millrace_bus_v1_frame_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoundEvents) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoundEvents) ProtoMessage() {}
+
+func (x *RoundEvents) ProtoReflect() protoreflect.Message {
+	mi := &file_millrace_bus_v1_frame_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoundEvents.ProtoReflect.Descriptor instead.
+func (*RoundEvents) Descriptor() ([]byte, []int) {
+	return file_millrace_bus_v1_frame_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RoundEvents) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *RoundEvents) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *RoundEvents) GetRepeated() uint32 {
+	if x != nil {
+		return x.Repeated
+	}
+	return 0
+}
+
 var File_millrace_bus_v1_frame_proto protoreflect.FileDescriptor
 
 const file_millrace_bus_v1_frame_proto_rawDesc = "" +
@@ -886,7 +1093,22 @@ const file_millrace_bus_v1_frame_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"]\n" +
 	"\rProbeResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x126\n" +
-	"\x05state\x18\x02 \x01(\x0e2 .millrace.bus.v1.Heartbeat.StateR\x05stateB:Z8github.com/millrace/millrace/proto/millrace/bus/v1;busv1b\x06proto3"
+	"\x05state\x18\x02 \x01(\x0e2 .millrace.bus.v1.Heartbeat.StateR\x05state\"\xa6\x01\n" +
+	"\rEventsRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
+	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x14\n" +
+	"\x05round\x18\x03 \x01(\rR\x05round\x12\x16\n" +
+	"\x06number\x18\x04 \x01(\x04R\x06number\x12\x1f\n" +
+	"\vuntil_round\x18\x05 \x01(\rR\n" +
+	"untilRound\x12\x14\n" +
+	"\x05until\x18\x06 \x01(\x04R\x05until\"b\n" +
+	"\x0eEventsResponse\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x124\n" +
+	"\x06rounds\x18\x02 \x03(\v2\x1c.millrace.bus.v1.RoundEventsR\x06rounds\"U\n" +
+	"\vRoundEvents\x12\x14\n" +
+	"\x05round\x18\x01 \x01(\rR\x05round\x12\x14\n" +
+	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x1a\n" +
+	"\brepeated\x18\x03 \x01(\rR\brepeatedB:Z8github.com/millrace/millrace/proto/millrace/bus/v1;busv1b\x06proto3"
 
 var (
 	file_millrace_bus_v1_frame_proto_rawDescOnce sync.Once
@@ -901,30 +1123,34 @@ func file_millrace_bus_v1_frame_proto_rawDescGZIP() []byte {
 }
 
 var file_millrace_bus_v1_frame_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_millrace_bus_v1_frame_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_millrace_bus_v1_frame_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_millrace_bus_v1_frame_proto_goTypes = []any{
-	(Frame_Kind)(0),       // 0: millrace.bus.v1.Frame.Kind
-	(Frame_Fence)(0),      // 1: millrace.bus.v1.Frame.Fence
-	(Heartbeat_State)(0),  // 2: millrace.bus.v1.Heartbeat.State
-	(*Frame)(nil),         // 3: millrace.bus.v1.Frame
-	(*Meta)(nil),          // 4: millrace.bus.v1.Meta
-	(*Heartbeat)(nil),     // 5: millrace.bus.v1.Heartbeat
-	(*FetchRequest)(nil),  // 6: millrace.bus.v1.FetchRequest
-	(*FetchResponse)(nil), // 7: millrace.bus.v1.FetchResponse
-	(*ProbeResponse)(nil), // 8: millrace.bus.v1.ProbeResponse
+	(Frame_Kind)(0),        // 0: millrace.bus.v1.Frame.Kind
+	(Frame_Fence)(0),       // 1: millrace.bus.v1.Frame.Fence
+	(Heartbeat_State)(0),   // 2: millrace.bus.v1.Heartbeat.State
+	(*Frame)(nil),          // 3: millrace.bus.v1.Frame
+	(*Meta)(nil),           // 4: millrace.bus.v1.Meta
+	(*Heartbeat)(nil),      // 5: millrace.bus.v1.Heartbeat
+	(*FetchRequest)(nil),   // 6: millrace.bus.v1.FetchRequest
+	(*FetchResponse)(nil),  // 7: millrace.bus.v1.FetchResponse
+	(*ProbeResponse)(nil),  // 8: millrace.bus.v1.ProbeResponse
+	(*EventsRequest)(nil),  // 9: millrace.bus.v1.EventsRequest
+	(*EventsResponse)(nil), // 10: millrace.bus.v1.EventsResponse
+	(*RoundEvents)(nil),    // 11: millrace.bus.v1.RoundEvents
 }
 var file_millrace_bus_v1_frame_proto_depIdxs = []int32{
-	0, // 0: millrace.bus.v1.Frame.kind:type_name -> millrace.bus.v1.Frame.Kind
-	4, // 1: millrace.bus.v1.Frame.header:type_name -> millrace.bus.v1.Meta
-	4, // 2: millrace.bus.v1.Frame.trailer:type_name -> millrace.bus.v1.Meta
-	1, // 3: millrace.bus.v1.Frame.fence:type_name -> millrace.bus.v1.Frame.Fence
-	2, // 4: millrace.bus.v1.Heartbeat.state:type_name -> millrace.bus.v1.Heartbeat.State
-	2, // 5: millrace.bus.v1.ProbeResponse.state:type_name -> millrace.bus.v1.Heartbeat.State
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	0,  // 0: millrace.bus.v1.Frame.kind:type_name -> millrace.bus.v1.Frame.Kind
+	4,  // 1: millrace.bus.v1.Frame.header:type_name -> millrace.bus.v1.Meta
+	4,  // 2: millrace.bus.v1.Frame.trailer:type_name -> millrace.bus.v1.Meta
+	1,  // 3: millrace.bus.v1.Frame.fence:type_name -> millrace.bus.v1.Frame.Fence
+	2,  // 4: millrace.bus.v1.Heartbeat.state:type_name -> millrace.bus.v1.Heartbeat.State
+	2,  // 5: millrace.bus.v1.ProbeResponse.state:type_name -> millrace.bus.v1.Heartbeat.State
+	11, // 6: millrace.bus.v1.EventsResponse.rounds:type_name -> millrace.bus.v1.RoundEvents
+	7,  // [7:7] is the sub-list for method output_type
+	7,  // [7:7] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_millrace_bus_v1_frame_proto_init() }
@@ -938,7 +1164,7 @@ func file_millrace_bus_v1_frame_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millrace_bus_v1_frame_proto_rawDesc), len(file_millrace_bus_v1_frame_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   6,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
