@@ -93,6 +93,12 @@ demo-edge-kill: ## Kill an edge under 100 running calls and count what is lost (
 	go build -o "$$bin/millrace" ./services/millrace; \
 	go run ./services/internal/demos/edgekill -millrace "$$bin/millrace" $(ARGS)
 
+.PHONY: demo-rolling-restart
+demo-rolling-restart: ## Restart all edges and workers under calls in both eras and count what is lost (ARGS='-rate 20 -long 1s')
+	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; \
+	go build -o "$$bin/millrace" ./services/millrace; \
+	go run ./services/internal/demos/rolling -millrace "$$bin/millrace" $(ARGS)
+
 # The binaries are built anew, with the overlay that lets the suite count
 # goroutines; flags that come later win.
 CHAOS = bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; \

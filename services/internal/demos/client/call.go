@@ -1,7 +1,8 @@
-package main
+package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,24 +15,103 @@ import (
 	"sync"
 	"time"
 
+	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/sse"
 	"github.com/millrace/millrace/services/devcluster/proxy"
 )
 
-// revision is the newest one in which streams can be resumed.
-const revision = "2025-11-25"
-
 // pause is how long a client waits before it reconnects, unless it was told.
 const pause = 200 * time.Millisecond
 
-// client speaks the protocol as far as this program needs it.
-type client struct {
-	url  string
-	http *http.Client
+// Work is what a call of the tool work is to do: so many steps, each with a pause
+// before it and a report of progress after it.
+type Work struct {
+	Batch, Item string
+	Steps       int
+	Every       time.Duration
 }
 
-func newClient(url string) *client {
-	return &client{url, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+// Call is one call of the tool work. Run makes it; the other methods may be called
+// meanwhile.
+type Call struct {
+	client  *Client
+	session string
+	id      int
+	work    Work
+
+	identified chan struct{} // closed when an event id has arrived
+
+	mu     sync.Mutex
+	seen   Seen
+	lastID string
+}
+
+// Seen is what the client of a call has seen of it.
+type Seen struct {
+	// ServedBy is the edge that holds the stream, or in the end the one that gave
+	// the result; empty: none.
+	ServedBy string
+	Progress []float64
+	Results  int
+	// Resumed is how often the stream was taken up again.
+	Resumed int
+	// Failed are the requests that got no orderly answer: no connection, a broken
+	// one, or a status that is no success. A stream that ends in order before the
+	// result is none.
+	Failed []error
+	// Failure is why no result came.
+	Failure error
+	// Took is the time from the call to its result.
+	Took time.Duration
+}
+
+// Progressed counts, of the steps that a call has, those whose progress was lost,
+// and notifications of progress that came twice or out of order, over all streams
+// of the call.
+func (s Seen) Progressed(steps int) (lost, repeated int) {
+	seen := map[float64]bool{}
+	for i, p := range s.Progress {
+		if seen[p] || i > 0 && p < s.Progress[i-1] {
+			repeated++
+		}
+		seen[p] = true
+	}
+	return max(steps-len(seen), 0), repeated
+}
+
+// NewCall returns a call in a session, or with session empty of the modern era. Its
+// id is unique in the session.
+func (c *Client) NewCall(session string, id int, work Work) *Call {
+	return &Call{client: c, session: session, id: id, work: work, identified: make(chan struct{})}
+}
+
+// Work is what the call is to do.
+func (c *Call) Work() Work { return c.work }
+
+// Modern says whether the call is of the modern era.
+func (c *Call) Modern() bool { return c.session == "" }
+
+// ID is the id of the call.
+func (c *Call) ID() int { return c.id }
+
+// Identified says whether an event with an id has come, so that the stream can be
+// taken up again.
+func (c *Call) Identified() bool {
+	select {
+	case <-c.identified:
+		return true
+	default:
+		return false
+	}
+}
+
+// Seen is what has been seen of the call until now.
+func (c *Call) Seen() Seen {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := c.seen
+	seen.Progress, seen.Failed = append([]float64(nil), seen.Progress...), append([]error(nil), seen.Failed...)
+	return seen
 }
 
 // message is any message of a server.
@@ -46,152 +126,52 @@ type message struct {
 	Error  json.RawMessage `json:"error"`
 }
 
-// do sends a request; body nil makes it a GET.
-func (c *client) do(ctx context.Context, session, lastID string, body []byte) (*http.Response, error) {
-	method := http.MethodGet
-	if body != nil {
-		method = http.MethodPost
+// Run makes the call and collects its result, reconnecting as often as needed.
+func (c *Call) Run(ctx context.Context) {
+	began := time.Now()
+	meta := fmt.Sprintf(`"progressToken":%d`, c.id)
+	call := request{session: c.session}
+	if c.session == "" {
+		call.modern = "work"
+		meta += fmt.Sprintf(`,%q:%q,%q:{},%q:{"name":"demo","version":"1"}`, mcp.MetaProtocolVersion, mcp.Modern().Date, mcp.MetaClientCapabilities, mcp.MetaClientInfo)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.url, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Accept", "application/json, text/event-stream")
-	req.Header.Set("Content-Type", "application/json")
-	if session != "" {
-		req.Header.Set("Mcp-Session-Id", session)
-		req.Header.Set("Mcp-Protocol-Version", revision)
-	}
-	if lastID != "" {
-		req.Header.Set("Last-Event-ID", lastID)
-	}
-	return c.http.Do(req)
-}
-
-// initialize opens a session and returns its id.
-func (c *client) initialize(ctx context.Context) (string, error) {
-	resp, err := c.do(ctx, "", "", []byte(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+revision+`","capabilities":{},"clientInfo":{"name":"edgekill","version":"1"}}}`))
-	if err != nil {
-		return "", err
-	}
-	answer, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close() // it has been read
-	session := resp.Header.Get("Mcp-Session-Id")
-	if err != nil || resp.StatusCode != http.StatusOK || session == "" {
-		return "", fmt.Errorf("no session: %s: %s: %w", resp.Status, answer, err)
-	}
-	resp, err = c.do(ctx, session, "", []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`))
-	if err != nil {
-		return "", err
-	}
-	_ = resp.Body.Close() // it has none
-	if resp.StatusCode != http.StatusAccepted {
-		return "", fmt.Errorf("initialized: %s", resp.Status)
-	}
-	return session, nil
-}
-
-// runs asks until n workers have said how often they ran each item of a batch,
-// and returns the sum over them.
-func (c *client) runs(ctx context.Context, batch string, n int) (map[string]int, error) {
-	seen, sum := map[string]bool{}, map[string]int{}
-	for range 1000 { // who answers is chance
-		resp, err := c.do(ctx, "", "", []byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work_runs","arguments":{"batch":"`+batch+`"}}}`))
-		if err != nil {
-			return nil, err
-		}
-		raw, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close() // it has been read
-		if err != nil {
-			return nil, err
-		}
-		if resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusBadGateway {
-			continue
-		}
-		var answer struct {
-			Result struct {
-				Content []struct {
-					Text string `json:"text"`
-				} `json:"content"`
-			} `json:"result"`
-		}
-		var ran struct {
-			Instance string         `json:"instance"`
-			Runs     map[string]int `json:"runs"`
-		}
-		if err := json.Unmarshal(raw, &answer); err != nil || len(answer.Result.Content) != 1 {
-			return nil, fmt.Errorf("work_runs: %s: %s: %w", resp.Status, raw, err)
-		}
-		if err := json.Unmarshal([]byte(answer.Result.Content[0].Text), &ran); err != nil {
-			return nil, fmt.Errorf("work_runs: %w", err)
-		}
-		if !seen[ran.Instance] {
-			seen[ran.Instance] = true
-			for item, n := range ran.Runs {
-				sum[item] += n
-			}
-		}
-		if len(seen) == n {
-			return sum, nil
-		}
-	}
-	return nil, fmt.Errorf("work_runs: %d workers answered, want %d", len(seen), n)
-}
-
-// call is one call and what its client has seen of it.
-type call struct {
-	client      *client
-	session     string
-	id          int
-	batch, item string
-	steps       int
-	every       time.Duration
-
-	identified chan struct{} // closed when an event id has arrived
-
-	mu       sync.Mutex
-	edge     string // that holds the stream; empty: none
-	lastID   string
-	progress []float64
-	results  int
-	resumed  int
-	failure  error // why no result came
-}
-
-// run makes the call and collects its result, reconnecting as often as needed.
-func (c *call) run(ctx context.Context) {
-	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"work","arguments":{"batch":%q,"item":%q,"steps":%d,"delay_ms":%d},"_meta":{"progressToken":%d}}}`,
-		c.id, c.batch, c.item, c.steps, c.every.Milliseconds(), c.id)
+	call.body = fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"work","arguments":{"batch":%q,"item":%q,"steps":%d,"delay_ms":%d},"_meta":{%s}}}`,
+		c.id, c.work.Batch, c.work.Item, c.work.Steps, c.work.Every.Milliseconds(), meta)
 	wait := pause
-	err := c.follow(ctx, []byte(body), "", &wait)
-	for !c.settled(ctx, err) {
+	err := c.follow(ctx, call, &wait)
+	for !c.settled(ctx, began, err) {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
 		}
 		c.mu.Lock()
-		lastID := c.lastID
-		c.resumed++
+		again := request{session: c.session, lastID: c.lastID}
+		c.seen.Resumed++
 		c.mu.Unlock()
-		err = c.follow(ctx, nil, lastID, &wait)
+		err = c.follow(ctx, again, &wait)
 	}
 }
 
 // settled notes how the call stands when a stream has ended with err, and says
 // whether nothing more can come.
-func (c *call) settled(ctx context.Context, err error) bool {
+func (c *Call) settled(ctx context.Context, began time.Time, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.edge = ""
-	switch {
-	case c.results > 0:
+	if err != nil && !errors.Is(err, errEnded) {
+		c.seen.Failed = append(c.seen.Failed, fmt.Errorf("%s: %w", cmp.Or(c.seen.ServedBy, "proxy"), err))
+	}
+	if c.seen.Results > 0 {
+		c.seen.Took = time.Since(began)
 		return true
+	}
+	c.seen.ServedBy = ""
+	switch {
 	case c.lastID == "":
-		c.failure = fmt.Errorf("the stream ended before it had an event id: %w", err)
+		c.seen.Failure = fmt.Errorf("the stream ended before it had an event id: %w", err)
 	case ctx.Err() != nil:
-		c.failure = fmt.Errorf("no result in time: %w", err)
+		c.seen.Failure = fmt.Errorf("no result in time: %w", err)
 	case errors.Is(err, errRefused):
-		c.failure = err
+		c.seen.Failure = err
 	default:
 		return false
 	}
@@ -203,25 +183,25 @@ var (
 	errEnded   = errors.New("the stream ended without a result")
 )
 
-// follow makes the call, or with body nil resumes it, and reads the answer to
-// its end. wait becomes what the server asks for.
-func (c *call) follow(ctx context.Context, body []byte, lastID string, wait *time.Duration) error {
-	resp, err := c.client.do(ctx, c.session, lastID, body)
+// follow makes the call, or resumes it, and reads the answer to its end. wait
+// becomes what the server asks for.
+func (c *Call) follow(ctx context.Context, r request, wait *time.Duration) error {
+	resp, err := c.client.do(ctx, r)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close() //nolint:errcheck // nothing is lost
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusBadGateway, http.StatusServiceUnavailable: // the proxy has not noticed yet, or an edge is going
-		return errors.New(resp.Status)
-	default:
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // for the report; part of it will do
-		return fmt.Errorf("%w: %s: %s", errRefused, resp.Status, text)
-	}
 	c.mu.Lock()
-	c.edge = resp.Header.Get(proxy.HeaderServedBy)
+	c.seen.ServedBy = resp.Header.Get(proxy.HeaderServedBy)
 	c.mu.Unlock()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // for the report; part of it will do
+		err := fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(text))
+		if resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusServiceUnavailable {
+			return err // the proxy has not noticed yet, or an edge is going
+		}
+		return fmt.Errorf("%w: %w", errRefused, err)
+	}
 	if mediaType, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); mediaType != "text/event-stream" {
 		raw, err := io.ReadAll(resp.Body)
 		if err != nil {
@@ -235,7 +215,7 @@ func (c *call) follow(ctx context.Context, body []byte, lastID string, wait *tim
 		if err != nil {
 			c.note(events.LastID())
 			if errors.Is(err, io.EOF) {
-				return errEnded
+				return c.ended()
 			}
 			return err
 		}
@@ -252,14 +232,24 @@ func (c *call) follow(ctx context.Context, body []byte, lastID string, wait *tim
 	}
 }
 
+// ended is the error of a stream that has ended in order.
+func (c *Call) ended() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.seen.Results > 0 {
+		return nil
+	}
+	return errEnded
+}
+
 // note notes the id of an event.
-func (c *call) note(id string) {
+func (c *Call) note(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.noteLocked(id)
 }
 
-func (c *call) noteLocked(id string) {
+func (c *Call) noteLocked(id string) {
 	if id == "" {
 		return
 	}
@@ -270,7 +260,7 @@ func (c *call) noteLocked(id string) {
 }
 
 // take takes one message and the id of its event.
-func (c *call) take(raw []byte, id string) error {
+func (c *Call) take(raw []byte, id string) error {
 	var m message
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return fmt.Errorf("%w: no message: %s", errRefused, raw)
@@ -281,21 +271,11 @@ func (c *call) take(raw []byte, id string) error {
 	own := strconv.Itoa(c.id)
 	switch {
 	case m.Method == "notifications/progress" && string(m.Params.ProgressToken) == own:
-		c.progress = append(c.progress, m.Params.Progress)
-	case m.Method == "" && string(m.ID) == own && strings.Contains(string(m.Result), c.batch+"/"+c.item+" is done."):
-		c.results++
+		c.seen.Progress = append(c.seen.Progress, m.Params.Progress)
+	case m.Method == "" && string(m.ID) == own && strings.Contains(string(m.Result), c.work.Batch+"/"+c.work.Item+" is done."):
+		c.seen.Results++
 	default:
 		return fmt.Errorf("%w: the answer was %s", errRefused, raw)
 	}
 	return nil
-}
-
-// heldBy returns the edge that holds the stream of a call that runs.
-func (c *call) heldBy() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.results > 0 {
-		return ""
-	}
-	return c.edge
 }
