@@ -12,6 +12,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -214,7 +215,7 @@ func (s *suite) rolling(ctx context.Context, origin string, c *devcluster.Cluste
 
 // token runs a script against a process that wants to know who calls.
 func (s *suite) token(ctx context.Context, millrace string) error {
-	const secret = "load-test-load-test"
+	secret := rand.Text()
 	file := filepath.Join(s.out, "tokens.yaml")
 	if err := os.WriteFile(file, []byte("- token: "+secret+"\n  subject: k6\n"), 0o600); err != nil {
 		return err

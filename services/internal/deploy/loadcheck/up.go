@@ -37,7 +37,10 @@ func startUp(ctx context.Context, millrace string, args ...string) (*upProcess, 
 	}
 	lines := bufio.NewScanner(log)
 	for lines.Scan() {
-		var record struct{ Msg, URL string }
+		var record struct {
+			Msg string `json:"msg"`
+			URL string `json:"url"`
+		}
 		if json.Unmarshal(lines.Bytes(), &record) == nil && record.Msg == devcluster.MessageEdge {
 			p.origin = record.URL[:len(record.URL)-len("/mcp")]
 			go func() {
