@@ -193,7 +193,7 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string, delay time.D
 			return err
 		case <-ctx.Done():
 		}
-		e.Drain() // again: it may not be a signal that stops the process
+		e.Unready()
 		drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainGrace-time.Second)
 		defer stop()
 		select {
@@ -201,6 +201,7 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string, delay time.D
 			return err
 		case <-time.After(delay):
 		}
+		e.Drain()
 		err := server.Shutdown(drain)
 		if err != nil {
 			r.app.log.Warn("calls cut off: they did not end within the grace period")

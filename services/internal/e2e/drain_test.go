@@ -210,6 +210,10 @@ func TestDrainServesOn(t *testing.T) {
 	if resp.StatusCode != http.StatusOK || !resp.Close {
 		t.Errorf("an edge that drains answers %s, and closes the connection: %v", resp.Status, resp.Close)
 	}
+	old := newStream(t, get(t, strings.TrimSuffix(s.url, "/mcp")+"/sse", http.Header{"Accept": {"text/event-stream"}}))
+	if endpoint := old.next(); !strings.Contains(endpoint, "messages?s=") {
+		t.Errorf("a connection of HTTP+SSE to an edge that drains begins with %s", endpoint)
+	}
 	s.signal(syscall.SIGKILL) // the rest of the delay is nothing to wait for
 	s.exitCode()
 }
