@@ -6,6 +6,7 @@
 // which a client sees nothing more. That it has reached the worker shows in the
 // rest: the tool would go on for a minute and keep its slot, and soon calls would
 // be refused.
+import exec from 'k6/execution';
 import { sleep } from 'k6';
 import * as mcp from './mcp.js';
 
@@ -31,7 +32,8 @@ async function once(era) {
   if (era === mcp.LEGACY && !session) {
     return;
   }
-  const kind = kinds[Math.floor(Math.random() * 20)] || 'short';
+  // Each in its turn, so that a brief run has all of them.
+  const kind = kinds[(exec.scenario.iterationInTest * 7) % 20] || 'short';
   const tags = { era, kind };
   let answer;
   let problem = '';
@@ -87,7 +89,7 @@ async function cancel(era, session, tags) {
     problem = `a cancelled call ended with error ${ended.code} of k6`;
   }
   if (mcp.settled(ended, problem, tags)) {
-    mcp.metrics.cancelled.add(Date.now() - sent, tags);
+    mcp.metrics.cancelled.add(Math.max(1, Date.now() - sent), tags); // the clock has whole milliseconds
   }
 }
 
