@@ -17,6 +17,8 @@ BENCH ?= .
 VERSION ?= 0.1.0-dev
 IMAGE_ARCH ?= $(shell go env GOARCH)
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+# Which load tests `make load` runs, of the files in deploy/k6.
+SCRIPT ?= calls
 # Tests share two cores with race detection; only a deadlock takes longer.
 TEST_TIMEOUT ?= 15m
 
@@ -33,6 +35,7 @@ PROTOC_GEN_GO_GRPC := $(TOOLS)/protoc-gen-go-grpc@v1.6.2/protoc-gen-go-grpc
 GOLANGCI_LINT      := $(TOOLS)/golangci-lint@v2.15.0/golangci-lint
 HELM               := $(TOOLS)/helm@v3.22.0/helm
 KUBECTL_VALIDATE   := $(TOOLS)/kubectl-validate@v0.0.4/kubectl-validate
+K6_PINNED          := $(TOOLS)/k6@v1.8.1/k6
 
 $(BUF):                PACKAGE := github.com/bufbuild/buf/cmd/buf
 $(PROTOC_GEN_GO):      PACKAGE := google.golang.org/protobuf/cmd/protoc-gen-go
@@ -40,8 +43,12 @@ $(PROTOC_GEN_GO_GRPC): PACKAGE := google.golang.org/grpc/cmd/protoc-gen-go-grpc
 $(GOLANGCI_LINT):      PACKAGE := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(HELM):               PACKAGE := helm.sh/helm/v3/cmd/helm
 $(KUBECTL_VALIDATE):   PACKAGE := sigs.k8s.io/kubectl-validate
+$(K6_PINNED):          PACKAGE := go.k6.io/k6
 
-GO_TOOLS := $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) $(GOLANGCI_LINT) $(HELM) $(KUBECTL_VALIDATE)
+GO_TOOLS := $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) $(GOLANGCI_LINT) $(HELM) $(KUBECTL_VALIDATE) $(K6_PINNED)
+
+# Who tests load has a k6, perhaps with extensions; without one it is built.
+K6 = $(or $(shell command -v k6),$(K6_PINNED))
 
 # Modules of others whose custom resources the chart makes: their schemas are in
 # them. Only make check-deploy reads them.
@@ -77,7 +84,7 @@ GO_FILES = find . -name '*.go' -not -path '*/node_modules/*' -not -path './.git/
 # --- Targets -----------------------------------------------------------------
 .PHONY: help
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: run
 run: ## Run everything in one process: NATS, the edge on 127.0.0.1:8080/mcp, the glossary (ARGS=...)
@@ -92,6 +99,21 @@ demo-edge-kill: ## Kill an edge under 100 running calls and count what is lost (
 	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; \
 	go build -o "$$bin/millrace" ./services/millrace; \
 	go run ./services/internal/demos/edgekill -millrace "$$bin/millrace" $(ARGS)
+
+.PHONY: demo-rolling-restart
+demo-rolling-restart: ## Restart all edges and workers under calls in both eras and count what is lost (ARGS='-rate 20 -long 1s')
+	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; \
+	go build -o "$$bin/millrace" ./services/millrace; \
+	go run ./services/internal/demos/rolling -millrace "$$bin/millrace" $(ARGS)
+
+.PHONY: load
+# Variables of make's command line are in the environment of k6.
+load: $(K6) ## Run load tests of deploy/k6 against BASE_URL (SCRIPT='calls mixed' RATE=50 DURATION=1m TOKEN=...), summaries in out/load
+	@mkdir -p out/load; failed=; \
+	for script in $(SCRIPT); do \
+		SUMMARY="out/load/$$script" "$(K6)" run --quiet --no-usage-report --address '' "deploy/k6/$$script.js" || failed="$$failed $$script"; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 # The binaries are built anew, with the overlay that lets the suite count
 # goroutines; flags that come later win.
@@ -120,7 +142,7 @@ test: clients ## Run all tests with the race detector, and chaos-short
 	@$(MAKE) chaos-short
 
 .PHONY: check
-check: check-generated check-proto check-go check-modules check-deploy check-observability check-image ## Everything that must hold before a commit, besides the tests
+check: check-generated check-proto check-go check-modules check-deploy check-observability check-image check-load ## Everything that must hold before a commit, besides the tests
 
 .PHONY: generate
 generate: $(BUF) $(PROTOC_GEN_GO) $(PROTOC_GEN_GO_GRPC) ## Generate the Go code of proto/
@@ -212,3 +234,9 @@ check-observability: ## Alerts and dashboard are valid, and alerts come when the
 	@rules=$$(mktemp); trap 'rm -f "$$rules"' EXIT; \
 	go run ./services/internal/deploy/dashboard deploy/observability/dashboard.json >"$$rules"; \
 	promtool check rules "$$rules"
+
+.PHONY: check-load
+check-load: $(K6) ## Every load test of deploy/k6 passes in a brief form, and fails when it should
+	@bin=$$(mktemp -d); trap 'rm -rf "$$bin"' EXIT; \
+	go build -o "$$bin/millrace" ./services/millrace; \
+	go run ./services/internal/deploy/loadcheck "$(K6)" "$$bin/millrace" deploy/k6

@@ -146,7 +146,10 @@ type Edge struct {
 	onCutOff func(error)
 
 	bodies bufferPool
-	// draining is done when the edge is to become unready; drain does that.
+	// unready is done when nobody is to send requests here any more, draining
+	// when streams that only wait are to end; leave and drain do that.
+	unready  context.Context
+	leave    context.CancelFunc
 	draining context.Context
 	drain    context.CancelFunc
 	// stopping is done when Run is to return; stop does that. sessions are
@@ -222,6 +225,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 		},
 	})
 	e.present.watcher = e.watcher
+	e.unready, e.leave = context.WithCancel(context.Background())
 	e.draining, e.drain = context.WithCancel(context.Background())
 	e.stopping, e.stop = context.WithCancel(context.Background())
 	e.catalog = catalog.New(e.watcher, catalog.Config{Namespace: cfg.NamespaceConflicts, Logger: cfg.Logger})
@@ -354,14 +358,22 @@ func (e *Edge) lost(m bus.Member) {
 	}
 }
 
-// Drain makes the edge unready: load balancers that look at /readyz send no
-// further requests, while those that come are served. Streams that only wait
-// for changes end.
-func (e *Edge) Drain() { e.drain() }
+// Unready makes the edge unready and nothing else: load balancers that look at
+// /readyz learn that they are to send no further requests, and those that come
+// until they have are served, each on a connection that ends with its answer.
+func (e *Edge) Unready() { e.leave() }
+
+// Drain makes the edge unready, too, and ends streams that only wait for changes,
+// whose clients come back: to another edge, if load balancers know by now. Requests
+// that come are served, but for new connections of HTTP+SSE.
+func (e *Edge) Drain() {
+	e.leave()
+	e.drain()
+}
 
 // Ready reports whether the edge can serve, and if not, why.
 func (e *Edge) Ready() (ok bool, reason string) {
-	if e.draining.Err() != nil {
+	if e.unready.Err() != nil {
 		return false, "draining"
 	}
 	if !e.conn.Connected() {

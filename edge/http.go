@@ -121,7 +121,7 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 // false; methods are those of its path. The principal is nil only where nothing
 // authenticates callers.
 func (e *Edge) admit(w http.ResponseWriter, r *http.Request, methods string) (*exchange.Principal, bool) {
-	if e.draining.Err() != nil {
+	if e.unready.Err() != nil {
 		// Else it would be closed under the client's next request.
 		w.Header().Set("Connection", "close")
 	}

@@ -45,15 +45,66 @@ type child struct {
 	cfg    childConfig
 	ready  chan struct{} // closed when it has served for the first time
 	failed chan struct{} // closed when it has ended before that
+	done   chan struct{} // closed when run has returned
 
-	mu    sync.Mutex
-	pid   int
-	url   string
-	admin string
+	// replace takes who wants the process replaced. Unbuffered and never closed:
+	// nobody waits for a process that is away, see done.
+	replace chan *replacement
+
+	mu      sync.Mutex
+	pid     int
+	url     string
+	serving bool         // it has said so, and is not about to end
+	awaited *replacement // whom the next process is to tell that it serves
+	admin   string
 }
 
 func newChild(cfg childConfig) *child {
-	return &child{cfg: cfg, ready: make(chan struct{}), failed: make(chan struct{}), url: cfg.process.URL}
+	return &child{
+		cfg: cfg, ready: make(chan struct{}), failed: make(chan struct{}), done: make(chan struct{}),
+		replace: make(chan *replacement), url: cfg.process.URL,
+	}
+}
+
+// replacement is somebody's wish for another process in place of the one there
+// is.
+type replacement struct {
+	served chan error // one result, never blocks
+	ended  error      // how the first one has ended
+}
+
+var errReplaced = errors.New("another process takes its place")
+
+// restart ends the process in order and returns when another one serves in its
+// place, or with an error when one of the two did not do well.
+func (c *child) restart(ctx context.Context) error {
+	r := &replacement{served: make(chan error, 1)}
+	select {
+	case c.replace <- r:
+	case <-c.done:
+		return errors.New("it is away")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case err := <-r.served:
+		return err
+	case <-c.done:
+		return errors.New("the cluster ends")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// answer tells who waits for the process, if somebody does, what has become of it.
+func (c *child) answer(err error) {
+	c.mu.Lock()
+	r := c.awaited
+	c.awaited = nil
+	c.mu.Unlock()
+	if r != nil {
+		r.served <- errors.Join(r.ended, err)
+	}
 }
 
 // process is what is known of the process now.
@@ -67,6 +118,7 @@ func (c *child) process() Process {
 
 // run keeps the process until ctx ends, then ends it.
 func (c *child) run(ctx context.Context) {
+	defer close(c.done)
 	log := c.cfg.log.With("process", c.cfg.process.Name)
 	pause := firstPause
 	for {
@@ -75,6 +127,10 @@ func (c *child) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, errReplaced) {
+			continue
+		}
+		c.answer(fmt.Errorf("the process in its place ended by itself: %w", err))
 		log.Error("process ended by itself", "reason", err, "restart", c.cfg.restart)
 		select {
 		case <-c.ready:
@@ -117,8 +173,23 @@ func (c *child) once(ctx context.Context, log *slog.Logger) error {
 			err = errors.New("exit code 0")
 		}
 		return err
+	case r := <-c.replace:
+		c.mu.Lock()
+		c.serving = false
+		c.mu.Unlock()
+		r.ended = terminate(cmd, ended, log)
+		c.mu.Lock()
+		c.awaited = r
+		c.mu.Unlock()
+		return errReplaced
 	case <-ctx.Done():
+		return terminate(cmd, ended, log)
 	}
+}
+
+// terminate ends a process as a supervisor does: it is told to, and killed when
+// it takes too long.
+func terminate(cmd *exec.Cmd, ended <-chan error, log *slog.Logger) error {
 	_ = cmd.Process.Signal(syscall.SIGTERM) // fails when it has just ended
 	grace := time.NewTimer(drainGrace)
 	defer grace.Stop()
@@ -150,7 +221,7 @@ func (c *child) arguments() []string {
 func (c *child) setPID(pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pid = pid
+	c.pid, c.serving = pid, c.serving && pid != 0
 }
 
 // line takes one line that the process wrote: a record of its log becomes one
@@ -191,14 +262,11 @@ func (c *child) line(ctx context.Context, line []byte, log *slog.Logger) {
 	log.LogAttrs(ctx, level, message, attrs...)
 }
 
-// settled says whether the process has served and is not about to end.
+// settled says whether the process serves and is not about to end.
 func (c *child) settled(ctx context.Context) bool {
-	select {
-	case <-c.ready:
-		return ctx.Err() == nil
-	default:
-		return false
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.serving && ctx.Err() == nil
 }
 
 // serves notes that the process serves.
@@ -207,6 +275,7 @@ func (c *child) serves(url string, log *slog.Logger) {
 	if url != "" {
 		c.url = url
 	}
+	c.serving = true
 	pid, known := c.pid, c.url
 	c.mu.Unlock()
 	log.Info("process serves", "pid", pid, "url", known)
@@ -215,6 +284,7 @@ func (c *child) serves(url string, log *slog.Logger) {
 	default:
 		close(c.ready)
 	}
+	c.answer(nil)
 }
 
 // lineWriter hands on what is written to it line by line. The exec package

@@ -161,6 +161,29 @@ func (c *Cluster) Processes() []Process {
 	return append(all, Process{Role: RoleProxy, Name: RoleProxy, PID: os.Getpid(), URL: c.URL()})
 }
 
+// Restart ends the process of that name as a supervisor does, with SIGTERM and
+// time to drain, starts another in its place, an edge or a NATS node at the same
+// address, and returns when that serves. It fails when the first one ended with an
+// error or had to be killed, when the other one did not come to serve, when the
+// process is away, and when ctx ends; the restart goes on then. It may be called
+// when the cluster is ready, for one process at a time.
+func (c *Cluster) Restart(ctx context.Context, name string) error {
+	c.mu.Lock()
+	i := slices.IndexFunc(c.children, func(child *child) bool { return child.cfg.process.Name == name })
+	var found *child
+	if i >= 0 {
+		found = c.children[i]
+	}
+	c.mu.Unlock()
+	if found == nil {
+		return fmt.Errorf("dev-cluster: there is no process %q to restart", name)
+	}
+	if err := found.restart(ctx); err != nil {
+		return fmt.Errorf("dev-cluster: restart of %s: %w", name, err)
+	}
+	return nil
+}
+
 // Run starts the cluster and supervises it until ctx ends; then the processes
 // end in the order in which they drain: edges, workers, NATS. It fails when the
 // cluster does not come up.

@@ -49,6 +49,9 @@ func pretend(role string, args []string) int {
 	if i := slices.Index(args, "--listen"); i >= 0 {
 		listen = args[i+1]
 	}
+	if i := slices.Index(args, "--once"); i >= 0 && os.Mkdir(args[i+1], 0o700) != nil {
+		args = append(args, "--fail") // it has run before
+	}
 	switch {
 	case slices.Contains(args, "--fail"):
 		fmt.Fprint(os.Stderr, "cannot go on") // no end of line
@@ -307,6 +310,50 @@ func TestKill(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestRestart: a process that is to be replaced ends in order, another one serves
+// at the same address, and nobody calls that an error; what does not do well is
+// reported.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	r := start(t, Config{
+		NATS: 1, Workers: 1, Edges: 2, Pools: []string{"glossary", "everything"},
+		WorkerArgs: map[string][]string{"everything": {"--once", t.TempDir() + "/ran"}},
+	}).await(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for i, name := range []string{"edge-1", "glossary-1", "nats-1", "edge-1"} {
+		before := r.find(t, name)
+		if err := r.Restart(ctx, name); err != nil {
+			t.Error(err)
+		}
+		if now := r.find(t, name); now.PID == 0 || now.PID == before.PID || now.URL != before.URL {
+			t.Errorf("%+v was replaced by %+v", before, now)
+		}
+		if n := strings.Count(r.output.String(), " | goodbye\n"); n != i+1 {
+			t.Errorf("%d processes have ended in order, want %d", n, i+1)
+		}
+	}
+	if log := r.log.String(); strings.Contains(log, "ERROR") || strings.Contains(log, "did not end") {
+		t.Error("something was logged as an error")
+	}
+	if err := r.Restart(ctx, "edge-7"); err == nil || !strings.Contains(err.Error(), `no process "edge-7"`) {
+		t.Errorf("restart of what is not there: %v", err)
+	}
+	if err := r.Restart(ctx, "everything-1"); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("restart of what does not start again: %v", err)
+	}
+	if err := r.Restart(ctx, "everything-1"); err == nil || !strings.Contains(err.Error(), "away") {
+		t.Errorf("restart of what is away: %v", err)
+	}
+	r.stop()
+	if err := <-r.ended; err != nil {
+		t.Error(err)
+	}
+	if err := r.Restart(ctx, "edge-1"); err == nil {
+		t.Error("a cluster that has ended restarts processes")
 	}
 }
 

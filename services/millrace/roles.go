@@ -170,8 +170,9 @@ func (r *roles) edge(ctx context.Context, cfg edge.Config) (*edge.Edge, actor, e
 
 // http serves an edge on a listener, and says so once the edge is ready and
 // has the pools. Its actor is to be added before the edge's, so that it drains
-// first.
-func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
+// first. It serves on for delay when it is told to stop: the edge is unready then,
+// and who sends requests here has to learn that before nobody takes them.
+func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string, delay time.Duration) actor {
 	// HTTP/2 without TLS is how proxies and meshes like to speak to what stands
 	// behind them; a client has to begin with it, nothing is negotiated.
 	protocols := &http.Protocols{}
@@ -202,9 +203,15 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string) actor {
 			return err
 		case <-ctx.Done():
 		}
-		e.Drain() // again: it may not be a signal that stops the process
+		e.Unready()
 		drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainGrace-time.Second)
 		defer stop()
+		select {
+		case err := <-failed:
+			return err
+		case <-time.After(delay):
+		}
+		e.Drain()
 		err := server.Shutdown(drain)
 		if err != nil {
 			r.app.log.Warn("calls cut off: they did not end within the grace period")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/millrace/millrace/proto/bus"
 	"github.com/millrace/millrace/proto/localnats"
@@ -44,7 +45,7 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	p := m.newProcess(ctx, a)
-	p.add(r.http(ln, e, c.Worker))
+	p.add(r.http(ln, e, c.Worker, 0))
 	p.add(more...)
 	p.add(actors...)
 	p.add(m.actor(a))
@@ -61,16 +62,23 @@ func listen(addr string) (net.Listener, error) {
 	return ln, nil
 }
 
+// maxDrainDelay leaves calls some of the time that the door has to stop.
+const maxDrainDelay = 10 * time.Second
+
 // edgeCmd runs one edge of a cluster.
 type edgeCmd struct {
 	natsFlags
 	edgeFlags
 	measureFlags
-	WaitFor []string `placeholder:"POOL" help:"Pool that must be there before the edge says that it serves; repeat for several."`
+	WaitFor    []string      `placeholder:"POOL" help:"Pool that must be there before the edge says that it serves; repeat for several."`
+	DrainDelay time.Duration `default:"1s" env:"MILLRACE_DRAIN_DELAY" help:"How long an edge that is told to stop, and is unready, still takes requests: longer than the load balancer takes to notice. At most 10s."`
 }
 
 // Run runs the edge until a signal comes.
 func (c *edgeCmd) Run(ctx context.Context, a *app) error {
+	if c.DrainDelay < 0 || c.DrainDelay > maxDrainDelay {
+		return &exitError{exitUsage, fmt.Errorf("--drain-delay must be from 0 to %v, not %v", maxDrainDelay, c.DrainDelay)}
+	}
 	cfg, more, err := c.config(a)
 	if err != nil {
 		return err
@@ -91,7 +99,7 @@ func (c *edgeCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	p := m.newProcess(ctx, a)
-	p.add(r.http(ln, e, c.WaitFor), edgeActor)
+	p.add(r.http(ln, e, c.WaitFor, c.DrainDelay), edgeActor)
 	p.add(more...)
 	p.add(m.actor(a))
 	return p.run()

@@ -189,10 +189,10 @@ func TestClusterClients(t *testing.T) {
 	}
 }
 
-// buildDemo builds the demonstration once.
-var buildDemo = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(scratch, "bin", "edgekill")
-	return path, goBuild(root, "-race", "-o", path, "./services/internal/demos/edgekill")
+// buildDemos builds the demonstrations once and returns their folder.
+var buildDemos = sync.OnceValues(func() (string, error) {
+	dir := filepath.Join(scratch, "bin", "demos") + "/"
+	return dir, goBuild(root, "-race", "-o", dir, "./services/internal/demos/edgekill", "./services/internal/demos/rolling")
 })
 
 // TestEdgeKill is the short form of `make demo-edge-kill`: calls survive the
@@ -200,16 +200,36 @@ var buildDemo = sync.OnceValues(func() (string, error) {
 func TestEdgeKill(t *testing.T) {
 	t.Parallel()
 	binary := millrace(t)
-	demo, err := buildDemo()
+	demos, err := buildDemos()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := execute(t, "", exec.Command(demo, "-millrace", binary, "-calls", "10", "-duration", "3s", "-v"))
+	checkDemo(t, exec.Command(demos+"edgekill", "-millrace", binary, "-calls", "10", "-duration", "3s", "-v"),
+		`^ +10  results collected$`, `^ +10  executions counted`)
+}
+
+// TestRollingRestart is the short form of `make demo-rolling-restart`: nobody
+// notices that all edges and workers are restarted.
+func TestRollingRestart(t *testing.T) {
+	t.Parallel()
+	binary := millrace(t)
+	demos, err := buildDemos()
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkDemo(t, exec.Command(demos+"rolling", "-millrace", binary, "-rate", "10", "-long", "1s", "-pause", "500ms", "-v"),
+		`^ +5  edges and workers restarted in order$`, `^ +0  requests that failed$`)
+}
+
+// checkDemo runs a demonstration, which must pass and have the lines in its report.
+func checkDemo(t *testing.T, demo *exec.Cmd, lines ...string) {
+	t.Helper()
+	r := execute(t, "", demo)
 	if r.code != 0 {
 		t.Errorf("ended with %d:\n%s\n%s", r.code, r.stdout, r.stderr)
 	}
-	for _, line := range []string{`(?m)^ +10  results collected$`, `(?m)^ +10  executions counted`, `(?m)^PASS after `} {
-		if !regexp.MustCompile(line).MatchString(r.stdout) {
+	for _, line := range append(lines, `^PASS after `) {
+		if !regexp.MustCompile("(?m)" + line).MatchString(r.stdout) {
 			t.Errorf("the report has no line %s:\n%s", line, r.stdout)
 		}
 	}

@@ -191,6 +191,33 @@ func TestDrainOfAnEdge(t *testing.T) {
 	}
 }
 
+// TestDrainServesOn: an edge that is told to stop is unready and still takes
+// requests on new connections, which it then closes: a load balancer learns of it
+// by asking, and sends some until it has.
+func TestDrainServesOn(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	s := serve(t, "edge", "--nats", c.nats, "--drain-delay", "10s")
+	ready := strings.TrimSuffix(s.url, "/mcp") + "/readyz"
+	s.signal(syscall.SIGTERM)
+	eventually(t, "the edge is unready", func() bool { return get(t, ready, nil).StatusCode == http.StatusServiceUnavailable })
+	client := &http.Client{Transport: &http.Transport{}, Timeout: patience} // which would keep its connection
+	resp, err := client.Post(s.url, "application/json", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK || !resp.Close {
+		t.Errorf("an edge that drains answers %s, and closes the connection: %v", resp.Status, resp.Close)
+	}
+	old := newStream(t, get(t, strings.TrimSuffix(s.url, "/mcp")+"/sse", http.Header{"Accept": {"text/event-stream"}}))
+	if endpoint := old.next(); !strings.Contains(endpoint, "messages?s=") {
+		t.Errorf("a connection of HTTP+SSE to an edge that drains begins with %s", endpoint)
+	}
+	s.signal(syscall.SIGKILL) // the rest of the delay is nothing to wait for
+	s.exitCode()
+}
+
 // TestDrainIsBounded: a call that does not end is cut off, and the process ends
 // well.
 func TestDrainIsBounded(t *testing.T) {

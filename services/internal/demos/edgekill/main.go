@@ -15,16 +15,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/millrace/millrace/services/devcluster"
+	"github.com/millrace/millrace/services/internal/demos/client"
+	"github.com/millrace/millrace/services/internal/demos/cluster"
 )
 
 // options are the flags.
@@ -60,30 +58,8 @@ func main() {
 
 // run starts a cluster and shows the demonstration on it.
 func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
-	level := slog.LevelError + 1 // that an edge dies is what is shown
-	if o.verbose {
-		level = slog.LevelInfo
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	cluster := devcluster.New(devcluster.Config{
-		Binary: o.millrace, Listener: ln, Pools: []string{"everything"}, Output: stderr,
-		Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
-	})
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return cluster.Run(ctx) })
-	g.Go(func() error {
-		defer cancel() // the cluster ends with the demonstration
-		select {
-		case <-cluster.Ready():
-		case <-ctx.Done():
-			return nil
-		}
-		r, err := show(ctx, o, cluster, stdout)
+	return cluster.With(ctx, cluster.Config{Binary: o.millrace, Verbose: o.verbose, Output: stderr}, func(ctx context.Context, c *devcluster.Cluster) error {
+		r, err := show(ctx, o, c, stdout)
 		if err != nil {
 			return err
 		}
@@ -92,33 +68,29 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 		}
 		return nil
 	})
-	return g.Wait()
 }
 
 // show makes the calls, kills an edge and collects what comes back.
-func show(ctx context.Context, o options, cluster *devcluster.Cluster, stdout io.Writer) (*report, error) {
+func show(ctx context.Context, o options, running *devcluster.Cluster, stdout io.Writer) (*outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.duration+patience)
 	defer cancel()
-	c := newClient(cluster.URL())
+	c := client.New(running.URL(), false)
 	batch := fmt.Sprintf("edge-kill-%d", os.Getpid())
 	sessions := make([]string, cmp.Or(o.sessions, (o.calls+3)/4))
 	for i := range sessions {
 		var err error
-		if sessions[i], err = c.initialize(ctx); err != nil {
+		if sessions[i], err = c.Initialize(ctx); err != nil {
 			return nil, fmt.Errorf("initialize: %w", err)
 		}
 	}
-	all := make([]*call, o.calls)
+	all := make([]*client.Call, o.calls)
 	steps := max(int(o.duration/o.every), 1)
 	began := time.Now()
-	finished := make(chan *call, len(all)) // one each, never blocks
+	finished := make(chan *client.Call, len(all)) // one each, never blocks
 	for i := range all {
-		all[i] = &call{
-			client: c, session: sessions[i%len(sessions)], id: i + 1, batch: batch, item: fmt.Sprintf("item-%03d", i+1),
-			steps: steps, every: o.every, identified: make(chan struct{}),
-		}
+		all[i] = c.NewCall(sessions[i%len(sessions)], i+1, client.Work{Batch: batch, Item: fmt.Sprintf("item-%03d", i+1), Steps: steps, Every: o.every})
 		go func() {
-			all[i].run(ctx)
+			all[i].Run(ctx)
 			finished <- all[i]
 		}()
 	}
@@ -129,15 +101,13 @@ func show(ctx context.Context, o options, cluster *devcluster.Cluster, stdout io
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	r := &report{calls: all, steps: steps}
+	r := &outcome{calls: all, steps: steps}
 	for _, call := range all {
-		select {
-		case <-call.identified:
+		if call.Identified() {
 			r.identified++
-		default:
 		}
 	}
-	victim, held := mostHeld(cluster, all)
+	victim, held := mostHeld(running, all)
 	r.edge, r.held = victim.Name, held
 	_, _ = fmt.Fprintf(stdout, "kill -9 %d: %s, which holds %d of them\n", victim.PID, victim.Name, held)
 	process, err := os.FindProcess(victim.PID)
@@ -151,19 +121,19 @@ func show(ctx context.Context, o options, cluster *devcluster.Cluster, stdout io
 		<-finished // bounded by ctx
 	}
 	r.took = time.Since(began)
-	r.runs, err = c.runs(ctx, batch, 2)
+	r.runs, err = c.Runs(ctx, batch, 2)
 	return r, err
 }
 
 // mostHeld returns the edge that holds the most running calls.
-func mostHeld(cluster *devcluster.Cluster, all []*call) (most devcluster.Process, held int) {
+func mostHeld(running *devcluster.Cluster, all []*client.Call) (most devcluster.Process, held int) {
 	holding := map[string]int{}
 	for _, call := range all {
-		if edge := call.heldBy(); edge != "" {
-			holding[edge]++
+		if seen := call.Seen(); seen.ServedBy != "" && seen.Results == 0 {
+			holding[seen.ServedBy]++
 		}
 	}
-	for _, p := range cluster.Processes() {
+	for _, p := range running.Processes() {
 		if p.Role == devcluster.RoleEdge && (most.Name == "" || holding[p.Name] > held) {
 			most, held = p, holding[p.Name]
 		}

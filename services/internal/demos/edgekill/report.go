@@ -3,13 +3,15 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 	"time"
+
+	"github.com/millrace/millrace/services/internal/demos/client"
+	"github.com/millrace/millrace/services/internal/demos/report"
 )
 
-// report is what has come of the calls.
-type report struct {
-	calls      []*call
+// outcome is what has come of the calls.
+type outcome struct {
+	calls      []*client.Call
 	steps      int
 	identified int    // had an event id when the edge was killed
 	edge       string // that was killed
@@ -18,81 +20,47 @@ type report struct {
 	runs       map[string]int // executions by item, over all workers
 }
 
-// count is one line of the report: a number and what it has to be.
-type count struct {
-	what      string
-	got, want int
-	atLeast   bool
-}
-
-func (c count) holds() bool { return c.got == c.want || c.atLeast && c.got > c.want }
-
 // counts are the lines of the report.
-func (r *report) counts() []count {
+func (o *outcome) counts() []report.Count {
 	var resumed, collected, twice, lost, repeated, executions, again int
-	for _, c := range r.calls {
-		c.mu.Lock()
-		if c.resumed > 0 && c.results > 0 {
+	for _, c := range o.calls {
+		seen := c.Seen()
+		if seen.Resumed > 0 && seen.Results > 0 {
 			resumed++
 		}
-		collected += min(c.results, 1)
-		twice += max(c.results-1, 0)
-		// Each step once and in order, over all streams of the call.
-		seen := map[float64]bool{}
-		for i, p := range c.progress {
-			if seen[p] || i > 0 && p < c.progress[i-1] {
-				repeated++
-			}
-			seen[p] = true
-		}
-		lost += max(r.steps-len(seen), 0)
-		n := r.runs[c.item]
+		collected += min(seen.Results, 1)
+		twice += max(seen.Results-1, 0)
+		missing, more := seen.Progressed(o.steps)
+		lost += missing
+		repeated += more
+		n := o.runs[c.Work().Item]
 		executions += n
 		again += max(n-1, 0)
-		c.mu.Unlock()
 	}
-	n := len(r.calls)
-	return []count{
-		{"calls", n, n, false},
-		{"with an event id when the edge was killed", r.identified, n, false},
-		{"held by " + r.edge + ", which was killed", r.held, n * 3 / 10, true},
-		{"resumed on another edge to the result", resumed, r.held, true},
-		{"results collected", collected, n, false},
-		{"results that came twice", twice, 0, false},
-		{"executions counted by the workers", executions, n, false},
-		{"executions of calls that had run before", again, 0, false},
-		{"progress notifications lost", lost, 0, false},
-		{"progress notifications repeated or out of order", repeated, 0, false},
+	n := len(o.calls)
+	return []report.Count{
+		{What: "calls", Got: n, Want: n},
+		{What: "with an event id when the edge was killed", Got: o.identified, Want: n},
+		{What: "held by " + o.edge + ", which was killed", Got: o.held, Want: n * 3 / 10, AtLeast: true},
+		{What: "resumed on another edge to the result", Got: resumed, Want: o.held, AtLeast: true},
+		{What: "results collected", Got: collected, Want: n},
+		{What: "results that came twice", Got: twice},
+		{What: "executions counted by the workers", Got: executions, Want: n},
+		{What: "executions of calls that had run before", Got: again},
+		{What: "progress notifications lost", Got: lost},
+		{What: "progress notifications repeated or out of order", Got: repeated},
 	}
 }
 
-func (r *report) passed() bool {
-	return !slices.ContainsFunc(r.counts(), func(c count) bool { return !c.holds() })
-}
+func (o *outcome) passed() bool { return report.Passed(o.counts()) }
 
-// print writes the report, and of what failed the first three reasons.
-func (r *report) print(w io.Writer) {
-	for _, c := range r.counts() {
-		verdict := ""
-		switch {
-		case c.holds():
-		case c.atLeast:
-			verdict = fmt.Sprintf("   <-- want at least %d", c.want)
-		default:
-			verdict = fmt.Sprintf("   <-- want %d", c.want)
-		}
-		_, _ = fmt.Fprintf(w, "%6d  %s%s\n", c.got, c.what, verdict) // a report that cannot be written has no reader
-	}
-	shown := 0
-	for _, c := range r.calls {
-		if c.failure != nil && shown < 3 {
-			shown++
-			_, _ = fmt.Fprintf(w, "  call %d: %v\n", c.id, c.failure) // as above
+// print writes the report, and why calls failed.
+func (o *outcome) print(w io.Writer) {
+	var reasons []string
+	for _, c := range o.calls {
+		if err := c.Seen().Failure; err != nil {
+			reasons = append(reasons, fmt.Sprintf("call %d: %v", c.ID(), err))
 		}
 	}
-	verdict := "PASS"
-	if !r.passed() {
-		verdict = "FAIL"
-	}
-	_, _ = fmt.Fprintf(w, "%s after %v\n", verdict, r.took.Round(100*time.Millisecond)) // as above
+	report.Print(w, o.counts(), reasons, o.took)
 }
