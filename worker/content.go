@@ -114,6 +114,13 @@ func (c Content) MarshalJSON() ([]byte, error) {
 
 // Text is a block of text. What is no UTF-8 in it becomes U+FFFD.
 func Text(text string) Content {
+	if plain(text) {
+		// Most texts, and the long ones that cost: nothing has to be escaped, so
+		// it is copied once.
+		const head, tail = `{"type":"text","text":"`, `"}`
+		raw := make([]byte, 0, len(head)+len(text)+len(tail))
+		return Content{raw: append(append(append(raw, head...), text...), tail...)}
+	}
 	var o object
 	o.value("type", "text")
 	o.value("text", text)

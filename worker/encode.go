@@ -89,6 +89,28 @@ func (c *codec) unmarshal(data []byte, v any) error {
 // marshal writes a value of a type of this package.
 func marshal(v any) ([]byte, error) { return jsonv2.Marshal(v, outOptions()) }
 
+// plain reports whether a text is ASCII that stands in a JSON string as it is.
+func plain(text string) bool {
+	// Eight bytes at a time. A byte minus one borrows from its highest bit only
+	// if it was 0, and minus a blank only if it was less; borrows between bytes
+	// begin at a byte that is found anyway.
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	for ; len(text) >= 8; text = text[8:] {
+		x := uint64(text[0]) | uint64(text[1])<<8 | uint64(text[2])<<16 | uint64(text[3])<<24 |
+			uint64(text[4])<<32 | uint64(text[5])<<40 | uint64(text[6])<<48 | uint64(text[7])<<56
+		quote, backslash := x^ones*'"', x^ones*'\\'
+		if (x|(x-ones*' ')&^x|(quote-ones)&^quote|(backslash-ones)&^backslash)&highs != 0 {
+			return false
+		}
+	}
+	for i := range len(text) {
+		if c := text[i]; c < ' ' || c >= 0x80 || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
 // checkObject returns an error unless raw is absent or a JSON object.
 func checkObject(what string, raw json.RawMessage) error {
 	if len(raw) == 0 {
