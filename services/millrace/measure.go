@@ -57,10 +57,12 @@ func (m *measurement) close() {
 }
 
 // newProcess is newProcess for a process that is measured: it is unready before
-// anything else in it stops. What measures is to be added last.
+// anything else in it stops. What measures is to be added last. The process runs
+// for long, so its garbage collector is set for that.
 func (m *measurement) newProcess(ctx context.Context, a *app) *process {
 	p := newProcess(ctx, a.log)
 	p.stopping(m.Stopping)
+	p.add(collector()...)
 	return p
 }
 
