@@ -171,6 +171,10 @@ fuzz: ## Run each fuzz target for FUZZTIME (60s)
 bench: ## Run the benchmarks that match BENCH (all), without the tests
 	@$(call each-module,go test -run='^$$' -bench='$(BENCH)' -benchmem ./...)
 
+.PHONY: bench-peers
+bench-peers: ## Measure Millrace beside a bare relay, go-sdk and mcp-go, 9 minutes on a quiet machine (ARGS='-only 64.KiB')
+	cd deploy/bench && go run . $(ARGS)
+
 .PHONY: baseline
 baseline: $(BUF) ## Accept the schemas as they are into proto/baseline.binpb (BREAKING=yes also accepts a break)
 	@if [ "$(BREAKING)" != yes ] && [ -e proto/baseline.binpb ]; then $(BUF) breaking --against proto/baseline.binpb; fi

@@ -28,6 +28,14 @@ func (e *Everything) addTestTools() {
 		return &worker.Result{Structured: args}, nil
 	})
 	worker.AddTool(e.worker, worker.Tool{
+		Name: "say", Description: "Returns its text.", Annotations: readOnly(),
+	}, func(_ context.Context, _ *worker.Call, in struct {
+		Text string `json:"text" jsonschema:"what to say"`
+	},
+	) (string, error) {
+		return in.Text, nil
+	})
+	worker.AddTool(e.worker, worker.Tool{
 		Name: "big", Description: "Returns as many bytes as it is told, as a text, in a resource (as: blob) or as structured content (as: structured).", Annotations: readOnly(),
 		Slots: bigSlots,
 	}, func(_ context.Context, _ *worker.Call, in struct {

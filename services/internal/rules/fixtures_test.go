@@ -34,6 +34,7 @@ func importFixtures() []fixture {
 				"edge/sse/a_test.go":       "package sse_test\n\nimport _ \"github.com/millrace/millrace/edge/sse\"\n",
 				"proto/bus/bustest/run.go": "package bustest\n\nimport _ \"github.com/millrace/millrace/proto/localnats\"\n",
 				"edge/c.go":                "package edge\n\nimport _ \"github.com/millrace/millrace-worker/worker\"\n",
+				"deploy/bench/relay/d.go":  "package main\n\nimport _ \"github.com/nats-io/nats.go\"\n",
 			},
 		},
 		{

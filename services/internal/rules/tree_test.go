@@ -29,11 +29,12 @@ type source struct {
 func (s source) isTestFile() bool { return strings.HasSuffix(s.path, "_test.go") }
 
 // isTestCode says whether the file serves tests alone: a test file, a file of a
-// package made for tests (bustest, workertest), or one of services/internal,
-// which holds what only the repository's own tests use.
+// package made for tests (bustest, workertest), one of services/internal, which
+// holds what only the repository's own tests use, or one of deploy/bench, which
+// looks at servers from outside and at those of others.
 func (s source) isTestCode() bool {
 	return s.isTestFile() || strings.HasSuffix(path.Base(s.dir), "test") ||
-		matches("./services/internal/...", "./"+s.dir)
+		matchesAny([]string{"./services/internal/...", "./deploy/bench/..."}, "./"+s.dir)
 }
 
 // tree is every Go file of the repository, whatever its build constraints and
