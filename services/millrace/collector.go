@@ -12,7 +12,7 @@ const (
 	// spare is how much garbage a process may always have before the collector
 	// runs. A process of ours lives on some megabytes, and by default the
 	// collector would run for each few megabytes of results that pass through:
-	// that was a third of the processor time of a call.
+	// that was a third of the processor time of a result of 64 KiB.
 	spare = 64 << 20
 	// mostPercent bounds what the heap can become when what lives grows between
 	// two looks at it.
