@@ -89,9 +89,9 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 	if !ok {
 		return
 	}
-	var answer exchange.Answer
+	left := false // and the answer is not kept until here: it may be large
 	defer func() {
-		if !answer.Left {
+		if !left {
 			e.bodies.put(body)
 		}
 	}()
@@ -113,7 +113,8 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 	}
 	out := newHTTPStream(e, w, accept, &req.Message)
 	defer out.close()
-	answer = e.serve(out.lease.with(r.Context()), req, out)
+	answer := e.serve(out.lease.with(r.Context()), req, out)
+	left = answer.Left
 	out.finish(answer)
 }
 

@@ -39,16 +39,18 @@ type results struct {
 // use, so that one result after another would take twice the memory of one.
 const collectAfter = 32 << 20
 
-// free gives room back that a result does not need any more.
+// free gives room back that a result does not need any more. Where its garbage
+// is collected first, the next result waits for that at its worker.
 func (r *results) free(n int64) {
-	r.room.Release(n)
 	if r.freed.Add(n) < collectAfter || !r.collecting.CompareAndSwap(false, true) {
+		r.room.Release(n)
 		return
 	}
 	r.freed.Store(0)
-	go func() { // takes milliseconds, which the client need not wait for
+	go func() { // takes milliseconds, and this client has its answer
 		runtime.GC()
 		r.collecting.Store(false)
+		r.room.Release(n)
 	}()
 }
 

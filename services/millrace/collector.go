@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
-	"time"
 )
 
 const (
@@ -14,13 +14,10 @@ const (
 	// collector would run for each few megabytes of results that pass through:
 	// that was a third of the processor time of a result of 64 KiB.
 	spare = 64 << 20
-	// mostPercent bounds what the heap can become when what lives grows between
-	// two looks at it.
+	// mostPercent bounds what the heap can become when what lives grows.
 	mostPercent = 400
 	// defaultPercent is that of the Go runtime.
 	defaultPercent = 100
-	// collectorTick is how often it is looked at.
-	collectorTick = time.Second
 )
 
 // collector has the garbage collector wait for spare bytes of garbage where it
@@ -32,8 +29,7 @@ func collector() []actor {
 		return nil
 	}
 	return []actor{{"collector", func(ctx context.Context) error {
-		tick := time.NewTicker(collectorTick)
-		defer tick.Stop()
+		cycle := make(chan struct{}, 1) // full: a cycle that has not been looked at
 		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 		for percent := defaultPercent; ; {
 			metrics.Read(live)
@@ -41,13 +37,26 @@ func collector() []actor {
 				debug.SetGCPercent(wanted)
 				percent = wanted
 			}
+			onCollection(cycle)
 			select {
-			case <-tick.C:
+			case <-cycle:
 			case <-ctx.Done():
 				return nil
 			}
 		}
 	}}}
+}
+
+// onCollection sends to cycle when the collector has run: what lives is known
+// then, and a large result must not wait for a clock until its garbage counts.
+func onCollection(cycle chan<- struct{}) {
+	garbage := new([64]byte) // of its own: small objects share their memory
+	runtime.AddCleanup(garbage, func(cycle chan<- struct{}) {
+		select {
+		case cycle <- struct{}{}:
+		default:
+		}
+	}, cycle)
 }
 
 // percentFor is the percentage for what lives in the heap. It is a multiple of

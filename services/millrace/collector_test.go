@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+)
 
 func TestCollectorBoundsGarbage(t *testing.T) {
 	t.Parallel()
@@ -37,4 +40,19 @@ func TestCollectorLeavesGOGCAlone(t *testing.T) {
 	if actors := collector(); len(actors) != 1 {
 		t.Errorf("%d actors, though GOGC is not set", len(actors))
 	}
+}
+
+func TestCollectorHearsOfCollections(t *testing.T) {
+	t.Parallel()
+	cycle := make(chan struct{}, 1)
+	onCollection(cycle)
+	for range 100 { // what is garbage is the collector's to say, not at which of its runs
+		runtime.GC()
+		select {
+		case <-cycle:
+			return
+		default:
+		}
+	}
+	<-cycle // its cleanup runs on a goroutine of its own
 }
