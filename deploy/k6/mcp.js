@@ -99,9 +99,14 @@ export function settled(answer, problem, tags) {
 
 export const LEGACY = 'legacy';
 export const MODERN = 'modern';
-const revisions = { [LEGACY]: '2025-06-18', [MODERN]: '2026-07-28' };
+const revisions = { [LEGACY]: '2025-11-25', [MODERN]: '2026-07-28' };
 const meta = 'io.modelcontextprotocol/';
 const client = { name: 'millrace-k6', version: '1' };
+
+// speak has a script use another revision of the legacy era.
+export function speak(revision) {
+  revisions[LEGACY] = revision;
+}
 
 let lastID = 0; // of this VU
 
@@ -227,6 +232,7 @@ export function request(era, session, method, params, more, options) {
   const id = lastID;
   const what = params.name ? `${method} ${params.name}` : method;
   const { body, headers } = message(era, session, method, params, id, more);
+  const began = Date.now();
   const answer = read(what, http.post(endpoint, body, parameters(headers, what, timeout)), id);
   if (!resume || era !== LEGACY) {
     return answer;
@@ -239,7 +245,7 @@ export function request(era, session, method, params, more, options) {
     answer.messages.push(...rest.messages);
     answer.lastEvent = rest.lastEvent || answer.lastEvent;
     answer.retry = rest.retry || answer.retry;
-    answer.ms += rest.ms;
+    answer.ms = Date.now() - began;
     answer.status = rest.status;
     answer.code = rest.code;
     find(answer);

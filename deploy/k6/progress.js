@@ -18,6 +18,7 @@
 import * as mcp from './mcp.js';
 
 const s = mcp.settings({ script: 'progress', rate: 20, duration: '1m' });
+mcp.speak('2025-06-18');
 const steps = 10;
 const pause = 100; // ms before each event
 

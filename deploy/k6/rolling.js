@@ -12,8 +12,8 @@ const s = mcp.settings({ script: 'rolling', rate: 50, duration: '2m' });
 const steps = 10;
 
 export const options = mcp.options(s, {
-  legacy: mcp.arrivals(s, s.rate / 2, 'legacy', 0.6),
-  modern: mcp.arrivals(s, s.rate / 2, 'modern', 0.6),
+  legacy: mcp.arrivals(s, s.rate / 2, 'legacy', 1),
+  modern: mcp.arrivals(s, s.rate / 2, 'modern', 1),
 }, {
   mcp_failed: ['rate==0'],
   mcp_refused: ['rate==0'],
