@@ -75,7 +75,7 @@ type Config struct {
 	// through the edge, from the worker until they are written to the client; 0
 	// means 256 MiB. A result that finds no room waits at its worker. Those that
 	// fit into the window of the bus are not counted. What the edge needs in
-	// memory is a few times as much, as it writes a result anew for its client.
+	// memory is twice as much: a result is there as it came and in one piece.
 	MaxResultsInFlight int64
 	// AskTimeout is how long a client may take to answer a request of a tool;
 	// 0 means 10 min.
