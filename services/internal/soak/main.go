@@ -19,16 +19,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/millrace/millrace/services/devcluster"
+	"github.com/millrace/millrace/services/internal/demos/cluster"
 )
 
 // options are the flags.
@@ -64,40 +61,17 @@ func main() {
 
 // run starts a cluster and measures it.
 func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
-	level := slog.LevelError
-	if o.verbose {
-		level = slog.LevelInfo
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	cluster := devcluster.New(devcluster.Config{
-		Binary: o.millrace, Listener: ln, Pools: []string{"everything"}, Admin: true, Output: stderr,
-		Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
-	})
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return cluster.Run(ctx) })
-	g.Go(func() error {
-		defer cancel() // the cluster ends with the measurement
-		select {
-		case <-cluster.Ready():
-		case <-ctx.Done():
-			return nil
-		}
+	return cluster.With(ctx, cluster.Config{Binary: o.millrace, Admin: true, Verbose: o.verbose, Output: stderr}, func(ctx context.Context, c *devcluster.Cluster) error {
 		if o.large {
-			return largeResults(ctx, o, cluster, stdout)
+			return largeResults(ctx, o, c, stdout)
 		}
-		return soak(ctx, o, cluster, stdout)
+		return soak(ctx, o, c, stdout)
 	})
-	return g.Wait()
 }
 
 // soak measures the capacity, runs the load, and judges.
-func soak(ctx context.Context, o options, cluster *devcluster.Cluster, stdout io.Writer) error {
-	l := newLoad(cluster.URL())
+func soak(ctx context.Context, o options, c *devcluster.Cluster, stdout io.Writer) error {
+	l := newLoad(c.URL())
 	rate := o.rate
 	if rate == 0 {
 		capacity, err := l.capacity(ctx)
@@ -115,7 +89,7 @@ func soak(ctx context.Context, o options, cluster *devcluster.Cluster, stdout io
 		l.run(loading, rate)
 	}()
 	pause(ctx, o.warm)
-	samples, err := watch(ctx, cluster, o.last)
+	samples, err := watch(ctx, c, o.last)
 	stop()
 	<-ended
 	if err != nil || ctx.Err() != nil {

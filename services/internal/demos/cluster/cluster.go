@@ -22,6 +22,8 @@ type Config struct {
 	Binary string
 	// Pools are the workers; empty means everything alone.
 	Pools []string
+	// Admin gives each process an admin listener.
+	Admin bool
 	// Verbose shows the log of the cluster.
 	Verbose bool
 	// Output takes it, and what processes say that crash.
@@ -43,7 +45,7 @@ func With(ctx context.Context, cfg Config, show func(context.Context, *devcluste
 		return err
 	}
 	c := devcluster.New(devcluster.Config{
-		Binary: cfg.Binary, Listener: ln, Pools: cfg.Pools, Output: cfg.Output,
+		Binary: cfg.Binary, Listener: ln, Pools: cfg.Pools, Admin: cfg.Admin, Output: cfg.Output,
 		Logger: slog.New(slog.NewTextHandler(cfg.Output, &slog.HandlerOptions{Level: level})),
 	})
 	ctx, cancel := context.WithCancel(ctx)
