@@ -520,8 +520,12 @@ func (f *flow) next(raw []byte, requests []*sent) error {
 	}
 	_ = json.Unmarshal(m.Params, &p) // other params have no such members
 	sentUnder, running := map[string]int{}, map[string]int{}
+	unread := 0 // may have had any id, and an answer with it
 	for _, s := range requests {
 		sentUnder[string(s.id)]++
+		if s.unread {
+			unread++
+		}
 	}
 	asked := 0
 	for _, s := range requests {
@@ -532,7 +536,7 @@ func (f *flow) next(raw []byte, requests []*sent) error {
 		case m.Method == "" && m.ID != nil && bytes.Equal(s.id, m.ID):
 			asked++
 			delete(f.progress, string(token))
-		case m.Method == mcp.NotificationProgress && bytes.Equal(token, p.Token) && running[id] < sentUnder[id]-f.answered[id]:
+		case m.Method == mcp.NotificationProgress && bytes.Equal(token, p.Token) && running[id] < min(sentUnder[id], sentUnder[id]+unread-f.answered[id]):
 			running[id]++
 			asked++
 		}
@@ -642,14 +646,16 @@ func TestFlow(t *testing.T) {
 		messages []string
 		fault    string // of the last message
 	}{
-		"increases":        {[]*sent{one(`"a"`)}, []string{progress(1), progress(2), answer}, ""},
-		"repeated":         {[]*sent{one(`"a"`)}, []string{progress(1), progress(1)}, "progress 1 after 1"},
-		"after the answer": {[]*sent{one(`"a"`)}, []string{answer, progress(1)}, "progress for no request that runs"},
-		"two answers":      {[]*sent{one(`"a"`)}, []string{answer, answer}, "response 2 to 1 requests"},
-		"two share token":  {[]*sent{one(`"a"`), one(`"b"`)}, []string{progress(1), progress(1), progress(1)}, ""},
-		"two share all":    {[]*sent{one(`"a"`), one(`"a"`)}, []string{progress(1), progress(1), answer, answer}, ""},
-		"one of two left":  {[]*sent{one(`"a"`), one(`"b"`)}, []string{progress(3), answer, progress(1), progress(1)}, "progress 1 after 1"},
-		"both have ended":  {[]*sent{one(`"a"`), one(`"a"`)}, []string{answer, answer, progress(1)}, "progress for no request that runs"},
+		"increases":                     {[]*sent{one(`"a"`)}, []string{progress(1), progress(2), answer}, ""},
+		"repeated":                      {[]*sent{one(`"a"`)}, []string{progress(1), progress(1)}, "progress 1 after 1"},
+		"after the answer":              {[]*sent{one(`"a"`)}, []string{answer, progress(1)}, "progress for no request that runs"},
+		"two answers":                   {[]*sent{one(`"a"`)}, []string{answer, answer}, "response 2 to 1 requests"},
+		"two share token":               {[]*sent{one(`"a"`), one(`"b"`)}, []string{progress(1), progress(1), progress(1)}, ""},
+		"two share all":                 {[]*sent{one(`"a"`), one(`"a"`)}, []string{progress(1), progress(1), answer, answer}, ""},
+		"one of two left":               {[]*sent{one(`"a"`), one(`"b"`)}, []string{progress(3), answer, progress(1), progress(1)}, "progress 1 after 1"},
+		"answer to another with the id": {[]*sent{{unread: true}, one(`"a"`)}, []string{answer, progress(1), progress(2), answer}, ""},
+		"unread and ended":              {[]*sent{{unread: true}, one(`"a"`)}, []string{answer, answer, progress(1)}, "progress for no request that runs"},
+		"both have ended":               {[]*sent{one(`"a"`), one(`"a"`)}, []string{answer, answer, progress(1)}, "progress for no request that runs"},
 	} {
 		var f flow
 		for i, m := range c.messages {
