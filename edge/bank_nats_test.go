@@ -186,25 +186,35 @@ func lastData(text string) string {
 }
 
 // TestB61ASlowReader: a client that reads slowly what a tool reports by the ten
-// thousand gets the result, after progress that only grows; it holds up nobody
-// else, and what waits for it is bounded. It is pain 35 too.
+// thousand gets the result, after progress that only grows and ends with the last
+// report; it holds up nobody else, and what waits for it is bounded. Its tool does
+// not wait for it to read progress, but to read log messages, none of which is
+// lost. It is pain 35 too.
 func TestB61ASlowReader(t *testing.T) {
 	t.Parallel()
 	const steps, logs, others = 20_000, 2_000, 50
 	s := start(t, Config{WriteTimeout: 5 * time.Minute})
 	session := s.session("2025-11-25", `{}`)
 	type none struct{}
-	var said atomic.Bool
+	var chatted atomic.Bool
+	reported := make(chan struct{})
+	line := strings.Repeat("x", 1<<10)
 	s.offer(func(w *worker.Worker) {
 		worker.AddTool(w, worker.Tool{Name: "chatter", Timeout: time.Hour}, func(_ context.Context, call *worker.Call, _ none) (string, error) {
-			line := strings.Repeat("x", 1<<10)
 			for n := range steps {
 				call.Progress(float64(n+1), steps, "")
 				if n%(steps/logs) == 0 {
 					call.Log(worker.LevelInfo, "chatter", line)
 				}
 			}
-			said.Store(true)
+			chatted.Store(true)
+			return "all said", nil
+		})
+		worker.AddTool(w, worker.Tool{Name: "reporter", Timeout: time.Hour}, func(_ context.Context, call *worker.Call, _ none) (string, error) {
+			for n := range steps {
+				call.Progress(float64(n+1), steps, line)
+			}
+			close(reported)
 			return "all said", nil
 		})
 	})
@@ -219,60 +229,83 @@ func TestB61ASlowReader(t *testing.T) {
 		}
 		running.Wait()
 	}
-	resp := s.post(context.Background(), `{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"chatter","arguments":{},"_meta":{"progressToken":"p"}}}`,
-		mcp.HeaderSessionID+": "+session, "Accept: application/json, text/event-stream")
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("HTTP %d", resp.StatusCode)
-	}
-	// It has not read anything when all others have been served. Nor is all that it
-	// has to read somewhere in between: the tool waits for its client.
-	echo()
-	if said.Load() {
-		t.Error("the tool has said everything to a client that has read nothing")
-	}
-	var before float64
-	told, ended := 0, false
-	lines := bufio.NewScanner(resp.Body)
-	for n := 0; lines.Scan(); {
-		data, ok := strings.CutPrefix(lines.Text(), "data: ")
-		if !ok || data == "" {
-			continue
+	// call calls a tool, and reads what it says after unread has returned.
+	call := func(tool string, unread func()) (told, logged int) {
+		resp := s.post(context.Background(), `{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"`+tool+`","arguments":{},"_meta":{"progressToken":"p"}}}`,
+			mcp.HeaderSessionID+": "+session, "Accept: application/json, text/event-stream")
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("HTTP %d", resp.StatusCode)
 		}
-		if ended {
-			t.Errorf("after the result: %.200s", data)
-		}
-		if n++; n%1000 == 0 {
-			echo()
-		}
-		var m struct {
-			ID     string          `json:"id"`
-			Method string          `json:"method"`
-			Result json.RawMessage `json:"result"`
-			Params struct {
-				Progress float64 `json:"progress"`
-			} `json:"params"`
-		}
-		if err := json.Unmarshal([]byte(data), &m); err != nil {
-			t.Fatalf("%.200s: %v", data, err)
-		}
-		switch {
-		case m.ID == "slow":
-			ended = true
-			want(t, "the result", string(m.Result), "all said")
-		case m.Method == "notifications/progress":
-			if m.Params.Progress <= before {
-				t.Errorf("progress %v after %v", m.Params.Progress, before)
+		// It has not read anything when all others have been served.
+		echo()
+		unread()
+		var before float64
+		ended := false
+		lines := bufio.NewScanner(resp.Body)
+		for n := 0; lines.Scan(); {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok || data == "" {
+				continue
 			}
-			before = m.Params.Progress
-			told++
+			if ended {
+				t.Errorf("%s: after the result: %.200s", tool, data)
+			}
+			if n++; n%1000 == 0 {
+				echo()
+			}
+			var m struct {
+				ID     string          `json:"id"`
+				Method string          `json:"method"`
+				Result json.RawMessage `json:"result"`
+				Params struct {
+					Progress float64 `json:"progress"`
+				} `json:"params"`
+			}
+			if err := json.Unmarshal([]byte(data), &m); err != nil {
+				t.Fatalf("%.200s: %v", data, err)
+			}
+			switch {
+			case m.ID == "slow":
+				ended = true
+				want(t, "the result", string(m.Result), "all said")
+			case m.Method == "notifications/message":
+				logged++
+			case m.Method == "notifications/progress":
+				if m.Params.Progress <= before {
+					t.Errorf("%s: progress %v after %v", tool, m.Params.Progress, before)
+				}
+				before = m.Params.Progress
+				told++
+			}
 		}
+		if !ended {
+			t.Errorf("%s: the stream ended without the result: %v", tool, lines.Err())
+		}
+		if before != steps {
+			t.Errorf("%s: the last progress was %v of %d", tool, before, steps)
+		}
+		return told, logged
 	}
-	if !ended {
-		t.Errorf("the stream ended without the result: %v", lines.Err())
+	told, _ := call("reporter", func() {
+		select {
+		case <-reported: // before anything was read
+		case <-time.After(time.Minute):
+			t.Error("the tool waits for a client that does not read its progress")
+		}
+	})
+	if told == 0 || told >= steps {
+		t.Errorf("%d reports were told of %d to a client that does not read", told, steps)
 	}
-	if told == 0 {
-		t.Error("no progress was told")
+	// Nor is all that it has to read somewhere in between: this tool waits for its
+	// client.
+	_, logged := call("chatter", func() {
+		if chatted.Load() {
+			t.Error("the tool has said everything to a client that has read nothing")
+		}
+	})
+	if logged != logs {
+		t.Errorf("%d log messages were told of %d", logged, logs)
 	}
 	echo()
 }

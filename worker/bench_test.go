@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"testing"
+
+	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
 // The worker's own share of a short call: check, decode, run, encode, check.
@@ -41,5 +43,21 @@ func BenchmarkCall(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// nowhere is a stream that ends here.
+type nowhere struct{}
+
+func (nowhere) progress(*millracev1.Progress) error { return nil }
+func (nowhere) log(*millracev1.LogMessage) error    { return nil }
+
+// The worker's own share of a report of progress.
+func BenchmarkProgressAlone(b *testing.B) {
+	call := New(Config{Pool: "bench"}).newCall(b.Context(), MethodCallTool, "steps", nil)
+	call.from, call.sink = &millracev1.CallContext{WantsProgress: true}, nowhere{}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		call.Progress(float64(i), UnknownTotal, "step")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"math"
+	"sync"
 
 	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
@@ -55,13 +56,37 @@ type Call struct {
 
 	// sink takes what is reported; nil where there is no stream.
 	sink sink
-	// turn holds one token. Who has it may send on the stream and owns last
-	// and ended; waiting for it ends with the context of the call.
-	turn  chan struct{}
-	last  float64
+	// turn holds one token. Who has it may send on the stream and owns prompt;
+	// waiting for it ends with the context of the call.
+	turn   chan struct{}
+	prompt bool // what is sent leaves at once
+
+	// mu guards what follows; nothing is sent while it is held.
+	mu    sync.Mutex
+	last  float64 // the newest progress, sent or kept
 	ended bool
+	// kept waits to be sent, if keeps is set. Who has the turn looks at keeps
+	// after giving the turn back, so nobody has to wait for the turn to have a
+	// report sent.
+	kept  report
+	keeps bool
 
 	rounds rounds
+}
+
+// report is what Progress was told.
+type report struct {
+	done, total float64
+	message     string
+}
+
+// encode writes the report as the event of a stream.
+func (r report) encode() *millracev1.Progress {
+	event := &millracev1.Progress{Progress: number(r.done), Message: r.message}
+	if r.total >= 0 && !math.IsInf(r.total, 0) {
+		event.Total = number(r.total)
+	}
+	return event
 }
 
 // sink is the stream of a call.
@@ -101,26 +126,74 @@ func (c *Call) Arguments() json.RawMessage { return c.args }
 // it is not known. It reports nothing when the client did not ask for
 // progress, and drops a value that does not exceed the last one, in this round
 // or an earlier one (see [Call.Ask]), so a handler may call it as often as it
-// likes; a client that reads slowly slows it down.
+// likes.
+//
+// It does not wait for the client, unless the message takes more than 128 KiB.
+// While the client reads too slowly to take the report, or another goroutine is
+// sending, the report is kept until a newer one replaces it or something is sent:
+// newer progress for which there is room again, a log message, the outcome. So a
+// slow client sees fewer reports, but always the last one before the outcome.
 func (c *Call) Progress(done, total float64, message string) {
-	if !c.WantsProgress() || math.IsNaN(done) || math.IsInf(done, 0) || !c.take() {
+	if !c.WantsProgress() || math.IsNaN(done) || math.IsInf(done, 0) || c.sink == nil || c.ctx.Err() != nil {
 		return
 	}
-	defer c.release()
-	if done <= c.last {
+	if !c.keep(report{done: done, total: total, message: message}) {
 		return
 	}
-	c.last = done
-	event := &millracev1.Progress{Progress: number(done), Message: message}
-	if total >= 0 && !math.IsInf(total, 0) {
-		event.Total = number(total)
+	select {
+	case <-c.turn:
+		c.sendReady()
+		c.release()
+	default: // whoever has the turn looks when it gives it back
 	}
-	bus.SendNow(c.ctx) // somebody waits to see it
-	// An error means the call is over; its context says so to the handler.
-	_ = c.sink.progress(event)
 }
 
-// take waits for the stream. If it reports true, the caller has to release it.
+// keep makes r the report that is sent next. It reports false when there is
+// nothing new in it, or the call has ended.
+func (c *Call) keep(r report) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || r.done <= c.last {
+		return false
+	}
+	c.last, c.kept, c.keeps = r.done, r, true
+	return true
+}
+
+// sendReady sends the report that is kept, if that needs no waiting. The caller
+// has the turn.
+func (c *Call) sendReady() {
+	if bus.SendReady(c.ctx) {
+		c.sendKept()
+	}
+}
+
+// sendKept sends the report that is kept, if there is one, and waits until that is
+// possible. The caller has the turn.
+func (c *Call) sendKept() {
+	c.mu.Lock()
+	r, keeps := c.kept, c.keeps
+	c.kept, c.keeps = report{}, false
+	c.mu.Unlock()
+	if !keeps {
+		return
+	}
+	c.sendNow()
+	// An error means the call is over; its context says so to the handler.
+	_ = c.sink.progress(r.encode())
+}
+
+// sendNow: somebody waits to see what is sent next. The caller has the turn.
+func (c *Call) sendNow() {
+	if !c.prompt {
+		c.prompt = true
+		bus.SendNow(c.ctx)
+	}
+}
+
+// take waits for the stream, and sends the report that is kept, so that what the
+// caller sends comes behind it. If it reports true, the caller has to release the
+// stream.
 func (c *Call) take() bool {
 	if c.sink == nil {
 		return false
@@ -130,20 +203,28 @@ func (c *Call) take() bool {
 	case <-c.ctx.Done():
 		return false
 	}
-	if c.ended || c.ctx.Err() != nil {
+	c.mu.Lock()
+	ended := c.ended
+	c.mu.Unlock()
+	if ended || c.ctx.Err() != nil {
 		c.release()
 		return false
 	}
+	c.sendKept()
 	return true
 }
 
-// end makes all later reports do nothing and waits for one that is being sent:
-// the stream belongs to the caller then. It reports false when the call was
-// cancelled first; nothing may be sent any more in that case.
+// end makes all later reports do nothing, waits for one that is being sent and
+// sends the one that is kept: the stream belongs to the caller then. It reports
+// false when the call was cancelled first; nothing may be sent any more in that
+// case.
 func (c *Call) end() bool {
 	select {
 	case <-c.turn:
+		c.mu.Lock()
 		c.ended = true
+		c.mu.Unlock()
+		c.sendKept()
 		c.release()
 		return true
 	case <-c.ctx.Done():
@@ -151,7 +232,24 @@ func (c *Call) end() bool {
 	}
 }
 
-func (c *Call) release() { c.turn <- struct{}{} }
+// release gives the stream back, and sees to reports that were made meanwhile.
+func (c *Call) release() {
+	for {
+		c.turn <- struct{}{}
+		c.mu.Lock()
+		keeps := c.keeps
+		c.mu.Unlock()
+		if !keeps || !bus.SendReady(c.ctx) {
+			return
+		}
+		select {
+		case <-c.turn:
+			c.sendReady()
+		default: // whoever has it now does the same
+			return
+		}
+	}
+}
 
 // WantsProgress reports whether anybody hears what [Call.Progress] says.
 func (c *Call) WantsProgress() bool { return c.from.GetWantsProgress() }

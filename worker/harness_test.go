@@ -42,7 +42,7 @@ func (j *journal) String() string {
 func (j *journal) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(j, nil)) }
 
 // startBus starts a NATS server for one test.
-func startBus(t *testing.T) *localnats.Server {
+func startBus(t testing.TB) *localnats.Server {
 	t.Helper()
 	server, err := localnats.Start(localnats.Config{})
 	if err != nil {
@@ -52,7 +52,7 @@ func startBus(t *testing.T) *localnats.Server {
 	return server
 }
 
-func connect(t *testing.T, server *localnats.Server) *bus.Conn {
+func connect(t testing.TB, server *localnats.Server) *bus.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -66,14 +66,14 @@ func connect(t *testing.T, server *localnats.Server) *bus.Conn {
 
 // running is an actor that a test has started.
 type running struct {
-	t     *testing.T
+	t     testing.TB
 	stop  context.CancelFunc
 	ended chan struct{} // closed when Run has returned err
 	err   error
 }
 
 // start runs an actor until the test ends, and waits until it is ready.
-func start(t *testing.T, run func(context.Context) error, ready <-chan struct{}) *running {
+func start(t testing.TB, run func(context.Context) error, ready <-chan struct{}) *running {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	r := &running{t: t, stop: stop, ended: make(chan struct{})}
@@ -95,7 +95,7 @@ func start(t *testing.T, run func(context.Context) error, ready <-chan struct{})
 	return r
 }
 
-func wait(t *testing.T, done <-chan struct{}, what string) {
+func wait(t testing.TB, done <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-done:
@@ -105,14 +105,14 @@ func wait(t *testing.T, done <-chan struct{}, what string) {
 }
 
 // serve runs w on a connection of its own.
-func serve(t *testing.T, server *localnats.Server, w *worker.Worker) *running {
+func serve(t testing.TB, server *localnats.Server, w *worker.Worker) *running {
 	t.Helper()
 	conn := connect(t, server)
 	return start(t, func(ctx context.Context) error { return w.Run(ctx, conn) }, w.Ready())
 }
 
 // dial returns a client of the pool "test", as an edge has it.
-func dial(t *testing.T, server *localnats.Server) millracev1.WorkerServiceClient {
+func dial(t testing.TB, server *localnats.Server) millracev1.WorkerServiceClient {
 	t.Helper()
 	client := bus.NewClient(connect(t, server), bus.ClientConfig{})
 	start(t, client.Run, client.Ready())
@@ -120,7 +120,7 @@ func dial(t *testing.T, server *localnats.Server) millracev1.WorkerServiceClient
 }
 
 // pair runs w and returns a client of it.
-func pair(t *testing.T, w *worker.Worker) millracev1.WorkerServiceClient {
+func pair(t testing.TB, w *worker.Worker) millracev1.WorkerServiceClient {
 	t.Helper()
 	server := startBus(t)
 	serve(t, server, w)
@@ -151,7 +151,7 @@ func callTool(ctx context.Context, client millracev1.WorkerServiceClient, req *m
 }
 
 // outcome makes a call that must have one event only.
-func outcome(t *testing.T, client millracev1.WorkerServiceClient, name, args string) *millracev1.CallToolResponse {
+func outcome(t testing.TB, client millracev1.WorkerServiceClient, name, args string) *millracev1.CallToolResponse {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -166,7 +166,7 @@ func outcome(t *testing.T, client millracev1.WorkerServiceClient, name, args str
 }
 
 // readResource reads a resource, which must have one event only.
-func readResource(t *testing.T, client millracev1.WorkerServiceClient, uri, template string) *millracev1.ReadResourceResponse {
+func readResource(t testing.TB, client millracev1.WorkerServiceClient, uri, template string) *millracev1.ReadResourceResponse {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -184,7 +184,7 @@ func readResource(t *testing.T, client millracev1.WorkerServiceClient, uri, temp
 	return event
 }
 
-func mustJSON(t *testing.T, v any) string {
+func mustJSON(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -63,7 +62,8 @@ func (c *Call) Logs(level Level) bool {
 // part of the worker that speaks, and may be empty; data is a text or any
 // other value that can be marshalled to JSON. What is below the level the
 // client asked for is dropped, and so is everything if it asked for nothing.
-// The client sees what is logged: no secrets, and nothing about the inside.
+// The client sees what is logged: no secrets, and nothing about the inside. No
+// message is lost: Log waits for a client that reads slowly.
 func (c *Call) Log(level Level, logger string, data any) {
 	if !c.Logs(level) {
 		return
@@ -80,7 +80,7 @@ func (c *Call) Log(level Level, logger string, data any) {
 		return
 	}
 	defer c.release()
-	bus.SendNow(c.ctx)
+	c.sendNow()
 	// An error means the call is over; its context says so to the handler.
 	_ = c.sink.log(&millracev1.LogMessage{Level: level.String(), Logger: logger, Data: raw})
 }

@@ -158,8 +158,11 @@ func (c *Call) nextRound(requests map[string][]byte) (*millracev1.NeedsInput, er
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := state{Version: stateVersion, Answers: r.answers, Refused: r.refused, Once: r.once}
-	if !math.IsInf(c.last, 0) {
-		s.Progress = &c.last
+	c.mu.Lock()
+	last := c.last
+	c.mu.Unlock()
+	if !math.IsInf(last, 0) {
+		s.Progress = &last
 	}
 	raw, err := marshal(s)
 	if err != nil {

@@ -614,6 +614,24 @@ func SendNow(ctx context.Context) {
 	t.prompt = true
 }
 
+// SendReady reports whether a message that a handler sends on its stream now leaves
+// without waiting for the caller to read; the rest of one that takes more than one
+// frame (128 KiB, or less if NATS allows less) may wait all the same. It holds
+// until somebody sends, does not wait and allocates nothing. ctx is the handler's;
+// in a call of another carrier it is always true.
+func SendReady(ctx context.Context) bool {
+	t, ok := grpc.ServerTransportStreamFromContext(ctx).(*transportStream)
+	if !ok {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return (*serverCall)(t).openLocked()
+}
+
+// openLocked reports whether a frame may be sent. mu is held.
+func (c *serverCall) openLocked() bool { return c.out.open() || c.detached.Load() }
+
 func (c *serverCall) sendFrame(f *frame, pm proto.Message, flush bool) error {
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
@@ -642,7 +660,7 @@ func (c *serverCall) acquire(n int) error {
 			return c.contextErr()
 		}
 		c.mu.Lock()
-		ok := c.out.open() || c.detached.Load()
+		ok := c.openLocked()
 		if ok {
 			c.out.spend(n)
 		} else if c.sendWake == nil {
