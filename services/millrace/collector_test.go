@@ -25,7 +25,7 @@ func TestCollectorBoundsGarbage(t *testing.T) {
 		if got := percentFor(c.live); got != c.percent {
 			t.Errorf("%d MiB live: %d %%, want %d", c.live/mib, got, c.percent)
 		}
-		if garbage := c.live * uint64(percentFor(c.live)) / 100; garbage > max(spare, c.live) { //nolint:gosec // a percentage
+		if garbage := c.live * uint64(percentFor(c.live)) / 100; garbage > max(spare, c.live) {
 			t.Errorf("%d MiB live: %d MiB of garbage", c.live/mib, garbage/mib)
 		}
 	}

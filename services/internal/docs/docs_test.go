@@ -167,7 +167,7 @@ func TestTestsThatAreNamed(t *testing.T) {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		source, err := os.ReadFile(path) //nolint:gosec // of the repository
+		source, err := os.ReadFile(path)
 		for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`).FindAllSubmatch(source, -1) {
 			there[string(m[1])] = true
 		}
@@ -182,7 +182,7 @@ func TestTestsThatAreNamed(t *testing.T) {
 	}
 	named := 0
 	for _, page := range append(pages, filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md")) {
-		text, err := os.ReadFile(page) //nolint:gosec // of the repository
+		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
