@@ -36,7 +36,7 @@ func (r rounds) spread() float64 {
 
 // figures are what was measured of a target under a shape.
 type figures struct {
-	rate, p50, p99, cpu rounds // calls a second; µs; µs; CPU-µs a call
+	rate, p50, p99, cpu rounds // calls a second; the times in µs; CPU-µs a call
 	bytes               int    // of an answer
 	lost                rounds // reports of progress, as a share of a call's
 }
