@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/millrace/millrace/edge/seal"
 	"github.com/millrace/millrace/edge/sse"
@@ -177,8 +180,14 @@ func TestHTTPSSEEdgeThatIsGone(t *testing.T) {
 		if status := post(stranger); status != http.StatusNotFound {
 			t.Errorf("POST at an edge with another key: %d", status)
 		}
-		begun := time.Now()
 		conn.Close() // as if the process had been killed
+		eventually(t, "NATS has noticed it", func() bool {
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			_, err := s.edge.conn.NATS().RequestWithContext(ctx, "mr.main.i."+second.edge.client.ID()+".ping", nil)
+			return errors.Is(err, nats.ErrNoResponders)
+		})
+		begun := time.Now()
 		if status := post(s); status != http.StatusNotFound || time.Since(begun) > time.Second {
 			t.Errorf("POST for an edge that is gone: %d after %v", status, time.Since(begun))
 		}

@@ -97,10 +97,14 @@ func (s *Store) Key(ctx context.Context, name string, create func() []byte) ([]b
 		return nil, err
 	}
 	pause := firstPause
+	var reason error // of the last attempt that was not cut short
 	for {
 		key, err := s.key(ctx, name, create)
 		if err == nil {
 			return key, nil
+		}
+		if reason == nil || ctx.Err() == nil {
+			reason = err
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -108,7 +112,7 @@ func (s *Store) Key(ctx context.Context, name string, create func() []byte) ([]b
 			pause = min(2*pause, longestPause)
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, fmt.Errorf("jetstream: key %q: %w", name, unavailable(err))
+			return nil, fmt.Errorf("jetstream: key %q: %w", name, unavailable(reason))
 		}
 	}
 }

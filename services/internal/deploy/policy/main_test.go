@@ -58,7 +58,7 @@ func TestRulesFindFaults(t *testing.T) {
 		{"no-secrets", replaced{"---\n", secret + "---\n"}},
 		{"no-secrets", replaced{"---\n", "---\nkind: ConfigMap\nmetadata: {name: c}\ndata: {tokens.yaml: 'token: abc'}\n---\n"}},
 		{"resources", replaced{"cpu: 250m", "ephemeral-storage: 1Gi"}},
-		{"go-limits", replaced{"471859KiB", "524288KiB"}},
+		{"go-limits", replaced{"1415577KiB", "1572864KiB"}},
 		{"go-limits", replaced{"resource: limits.cpu", "resource: requests.cpu"}},
 		{"probes", replaced{"readinessProbe:", "otherProbe:"}},
 		{"probes", replaced{"path: /readyz", "path: /healthz"}},
