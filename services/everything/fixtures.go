@@ -18,7 +18,7 @@ const maxBig = 80 << 20
 
 // bigSlots is how many results of the tool big an instance makes at the same
 // time: each takes a few times its size until it is on its way.
-const bigSlots = 8
+const bigSlots = 24
 
 // addTestTools adds what tests of ours need.
 func (e *Everything) addTestTools() {
