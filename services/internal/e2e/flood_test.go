@@ -53,7 +53,7 @@ func TestManyLargeResultsAtOnce(t *testing.T) {
 	const (
 		size  = 10 << 20
 		limit = 22 << 20 // two of them
-		slots = 20        // results that are at the worker at a time
+		slots = 20       // results that are at the worker at a time
 	)
 	nats := startCluster(t).nats
 	content := worker.RawContent(json.RawMessage(`{"type":"text","text":"` + strings.Repeat("x", size) + `"}`))
