@@ -188,6 +188,7 @@ func (r *roles) http(ln net.Listener, e *edge.Edge, pools []string, delay time.D
 		// write has a deadline of its own.
 	}
 	return actor{"http", func(ctx context.Context) error {
+		r.store.await(ctx)
 		failed := make(chan error, 1) // one result, never blocks
 		go func() { failed <- server.Serve(ln) }()
 		wait, cancel := context.WithTimeout(ctx, readyTimeout)

@@ -31,6 +31,30 @@ const (
 type storage struct {
 	// memory: nothing of it is to outlive the servers.
 	memory bool
+	// opened is the store, and absent says that no server has JetStream.
+	opened *jetstream.Store
+	absent bool
+}
+
+// await returns when the store can be used, or has had its time: an edge that is
+// ready before would refuse what its first sessions change.
+func (s *storage) await(ctx context.Context) {
+	if s == nil || s.opened == nil || s.absent {
+		return
+	}
+	limit := time.NewTimer(storeTimeout)
+	defer limit.Stop()
+	tick := time.NewTicker(20 * time.Millisecond) // the store tells nobody
+	defer tick.Stop()
+	for !s.opened.Available() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // open builds the store of an edge and completes the edge's configuration.
@@ -39,7 +63,7 @@ func (s *storage) open(ctx context.Context, conn *bus.Conn, cfg *edge.Config, lo
 	if err != nil {
 		return nil, err
 	}
-	cfg.Store, cfg.Streams = store, store
+	cfg.Store, cfg.Streams, s.opened = store, store, store
 	if len(cfg.Keys) > 0 {
 		return store, nil
 	}
@@ -48,6 +72,7 @@ func (s *storage) open(ctx context.Context, conn *bus.Conn, cfg *edge.Config, lo
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
+		s.absent = errors.Is(err, jetstream.ErrNoJetStream)
 		log.Warn("no key for sessions can be shared: other edges will not accept the sessions of this one, nor this one theirs; give all the same --session-key-file, or a NATS with JetStream", "error", err)
 	default:
 		cfg.Keys = sessionKeys(secret)
