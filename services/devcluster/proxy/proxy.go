@@ -112,6 +112,10 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// takes the connection down, answer and all. HTTP/2 needs no asking.
 	_ = http.NewResponseController(w).EnableFullDuplex()
 	p.handler.ServeHTTP(w, r)
+	// What an early answer has left of the body is read while this request is
+	// served: the server would do it when it already reads the next one, and
+	// panic. An error is that of a client that has left.
+	_ = r.Body.Close()
 }
 
 // Run asks the backends whether they are ready until ctx ends.

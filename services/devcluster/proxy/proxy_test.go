@@ -328,6 +328,44 @@ func TestAnswerBeforeTheBodyEnds(t *testing.T) {
 	}
 }
 
+// TestAnswerThatEndsBeforeTheBody: the connection of a request that its edge
+// did not read to the end serves the next one.
+func TestAnswerThatEndsBeforeTheBody(t *testing.T) {
+	t.Parallel()
+	e := startEdge(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "early") })
+	_, url, _ := startProxy(t, 1, Backend{"a", e.URL})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(conn)
+	for i := range 20 {
+		for _, part := range []string{"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf", "other"} {
+			if _, err := io.WriteString(conn, part); err != nil {
+				t.Fatal(err)
+			}
+			if part == "other" {
+				break
+			}
+			resp, err := http.ReadResponse(answers, nil)
+			if err != nil {
+				t.Fatalf("request %d: %v", i, err)
+			}
+			answer, err := io.ReadAll(resp.Body)
+			if err != nil || string(answer) != "early" {
+				t.Fatalf("request %d: the answer is %q, %v", i, answer, err)
+			}
+			if resp.Close {
+				t.Fatalf("request %d: the connection is closed", i)
+			}
+		}
+	}
+}
+
 // TestManyAtOnce: concurrent requests are spread evenly.
 func TestManyAtOnce(t *testing.T) {
 	t.Parallel()
