@@ -46,14 +46,16 @@ func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Messa
 		return e.runCall(ctx, running, &methods.Round{})
 	}
 	running.out, running.resumable = r, r
+	// Before the call begins: with its first event the client can come back on
+	// another connection, which ends this one.
+	key := streamKey{c.Scope, r.stream}
+	e.connections.take(key, &r.connection)
+	defer e.connections.release(key, &r.connection)
 	// The connection may end before the call does.
 	answered := make(chan exchange.Answer, 1) // one answer, so it never blocks
 	e.running.Go(func() {
 		answered <- e.guard(m.ID, func() exchange.Answer { return e.runCall(ctx, running, &methods.Round{}) })
 	})
-	key := streamKey{c.Scope, r.stream}
-	e.connections.take(key, &r.connection)
-	defer e.connections.release(key, &r.connection)
 	e.leaving.Do(func() { context.AfterFunc(e.Draining, e.leave) })
 	if e.Draining.Err() != nil {
 		r.Leave(0) // it may have come too late to be told with the others
