@@ -67,7 +67,7 @@ type Call struct {
 	ended bool
 	// kept waits to be sent, if keeps is set. Who has the turn looks at keeps
 	// after giving the turn back, so nobody has to wait for the turn to have a
-	// report sent.
+	// report sent; and where there is no room for it, the bus says when there is.
 	kept  report
 	keeps bool
 
@@ -130,9 +130,9 @@ func (c *Call) Arguments() json.RawMessage { return c.args }
 //
 // It does not wait for the client, unless the message takes more than 128 KiB.
 // While the client reads too slowly to take the report, or another goroutine is
-// sending, the report is kept until a newer one replaces it or something is sent:
-// newer progress for which there is room again, a log message, the outcome. So a
-// slow client sees fewer reports, but always the last one before the outcome.
+// sending, the report is kept until a newer one replaces it or there is room for
+// it. So a slow client sees fewer reports, but always the last one before a pause,
+// a log message or the outcome.
 func (c *Call) Progress(done, total float64, message string) {
 	if !c.WantsProgress() || math.IsNaN(done) || math.IsInf(done, 0) || c.sink == nil || c.ctx.Err() != nil {
 		return
@@ -140,12 +140,7 @@ func (c *Call) Progress(done, total float64, message string) {
 	if !c.keep(report{done: done, total: total, message: message}) {
 		return
 	}
-	select {
-	case <-c.turn:
-		c.sendReady()
-		c.release()
-	default: // whoever has the turn looks when it gives it back
-	}
+	c.flush()
 }
 
 // keep makes r the report that is sent next. It reports false when there is
@@ -161,10 +156,20 @@ func (c *Call) keep(r report) bool {
 }
 
 // sendReady sends the report that is kept, if that needs no waiting. The caller
-// has the turn.
+// has the turn, and sees to the report when it has given that back.
 func (c *Call) sendReady() {
 	if bus.SendReady(c.ctx) {
 		c.sendKept()
+	}
+}
+
+// flush sends the report that is kept, if nobody else sees to it.
+func (c *Call) flush() {
+	select {
+	case <-c.turn:
+		c.sendReady()
+		c.release()
+	default: // whoever has the turn looks when it gives it back
 	}
 }
 
@@ -239,7 +244,11 @@ func (c *Call) release() {
 		c.mu.Lock()
 		keeps := c.keeps
 		c.mu.Unlock()
-		if !keeps || !bus.SendReady(c.ctx) {
+		if !keeps {
+			return
+		}
+		if !bus.SendReady(c.ctx) {
+			bus.OnSendReady(c.ctx, c.flush)
 			return
 		}
 		select {

@@ -164,47 +164,40 @@ func TestProgressWhileALogMessageWaits(t *testing.T) {
 	})
 }
 
-// The report that is kept is sent by the next one for which there is room, and not
-// only at the end.
-func TestProgressGoesOn(t *testing.T) {
+// The report that is kept is sent when the client has made room for it, also when
+// the tool says nothing more for long.
+func TestProgressBeforeAPause(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		goOn := make(chan struct{})
 		w := newWorker(nil)
-		worker.AddTool(w, worker.Tool{Name: "run"}, func(_ context.Context, call *worker.Call, _ struct{}) (string, error) {
-			next := flood(call, 1, 10_000)
-			<-goOn
-			call.Progress(float64(next), worker.UnknownTotal, "again")
-			<-goOn
+		worker.AddTool(w, worker.Tool{Name: "run"}, func(ctx context.Context, call *worker.Call, _ struct{}) (string, error) {
+			next := 1
+			for range 2 {
+				next = flood(call, next, 10_000)
+				call.Progress(float64(next), worker.UnknownTotal, "pause")
+				next++
+				select {
+				case <-goOn:
+				case <-ctx.Done():
+					return "", context.Cause(ctx)
+				}
+			}
 			return "done", nil
 		})
 		stream := unread(t.Context(), t, w)
-		// Until nothing is left that was sent: the window is open then.
-		read := make(chan string)
-		go func() {
-			defer close(read)
-			for {
-				event, err := stream.Recv()
+		for range 2 {
+			for last := ""; last != "pause"; {
+				event, err := stream.Recv() // an error when nothing comes until the deadline
 				if err != nil {
-					return
+					t.Fatal(err)
 				}
-				read <- event.GetProgress().GetMessage()
+				last = event.GetProgress().GetMessage()
 			}
-		}()
-		for waiting := true; waiting; {
-			synctest.Wait()
-			select {
-			case <-read:
-			default:
-				waiting = false
-			}
+			goOn <- struct{}{}
 		}
-		goOn <- struct{}{}
-		if got := <-read; got != "again" {
-			t.Errorf("after the pause came %q", got)
-		}
-		goOn <- struct{}{}
-		for range read { // to its end
+		if _, events := rest(t, stream); strings.Join(events, " ") != "result" {
+			t.Errorf("after the pauses came %q", events)
 		}
 	})
 }

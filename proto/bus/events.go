@@ -306,13 +306,14 @@ func (c *serverCall) callerGone() {
 	if keep {
 		c.detached.Store(true)
 	}
-	wake := c.sendWake
+	wake, ready := c.sendWake, c.readyLocked()
 	c.mu.Unlock()
 	if !keep {
 		c.leave()
 		return
 	}
 	notify(wake)
+	c.apart(ready)
 }
 
 // askCaller sends a frame without meaning to the caller: when it is gone, the

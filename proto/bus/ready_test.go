@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -81,7 +82,7 @@ func TestSendReady(t *testing.T) {
 func TestSendReadyWithoutACaller(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		full, gone, then := make(chan struct{}), make(chan struct{}), make(chan bool, 1)
+		full, gone, told, then := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan bool, 1)
 		service := outputService{output: func(_ *outputRequest, stream outputServer) error {
 			ctx := stream.Context()
 			for SendReady(ctx) {
@@ -89,8 +90,10 @@ func TestSendReadyWithoutACaller(t *testing.T) {
 					return err
 				}
 			}
+			OnSendReady(ctx, func() { close(told) })
 			close(full)
 			<-gone
+			<-told
 			then <- SendReady(ctx)
 			return nil
 		}}
@@ -107,6 +110,65 @@ func TestSendReadyWithoutACaller(t *testing.T) {
 			t.Error("the call is not ready")
 		}
 		synctest.Wait()
+	})
+}
+
+// OnSendReady calls the last function once, when half of the window is read, at
+// once in an open one, and none after the end of the call.
+func TestOnSendReady(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var calls [4]atomic.Int32
+		register := func(ctx context.Context, i int) { OnSendReady(ctx, func() { calls[i].Add(1) }) }
+		goOn := make(chan struct{})
+		service := outputService{output: func(_ *outputRequest, stream outputServer) error {
+			ctx := stream.Context()
+			fill := func() {
+				for SendReady(ctx) {
+					if err := stream.Send(text(string(make([]byte, 1000)))); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			fill()
+			register(ctx, 0)
+			register(ctx, 1)
+			<-goOn
+			register(ctx, 2)
+			<-goOn
+			fill()
+			register(ctx, 3)
+			return nil
+		}}
+		ns := startNATS(t)
+		startServer(t, connect(t, ns), ServerConfig{}, service)
+		c := startClient(t, connect(t, ns), ClientConfig{})
+		stream := resumable(t, c, within(t), 1, nil)
+		called := func(when string, want ...int32) {
+			t.Helper()
+			synctest.Wait()
+			for i, n := range want {
+				if got := calls[i].Load(); got != n {
+					t.Errorf("%s: function %d was called %d times, want %d", when, i, got, n)
+				}
+			}
+		}
+		called("in a closed window", 0, 0, 0, 0)
+		for range defaultWindow / 1000 * 3 / 4 {
+			if _, err := stream.Recv(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		called("when most of it is read", 0, 1, 0, 0)
+		goOn <- struct{}{}
+		called("in an open one", 0, 1, 1, 0)
+		goOn <- struct{}{}
+		for {
+			if _, err := stream.Recv(); err != nil {
+				break
+			}
+		}
+		called("after the end", 0, 1, 1, 0)
 	})
 }
 

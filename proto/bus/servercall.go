@@ -48,6 +48,7 @@ type serverCall struct {
 	// are nil until it waits. Capacity 1 and never closed: a full channel
 	// holds the news already.
 	recvWake, sendWake chan struct{}
+	ready              func() // what OnSendReady was told last, until it is called
 
 	in     inbox
 	half   bool // nothing follows
@@ -419,9 +420,10 @@ func (c *serverCall) onFrame(f *frame) {
 	case kindWindow:
 		c.mu.Lock()
 		c.out.refill(f.window)
-		wake := c.sendWake
+		wake, ready := c.sendWake, c.readyLocked()
 		c.mu.Unlock()
 		notify(wake)
+		c.apart(ready)
 	case kindData, kindHalfClose:
 		c.mu.Lock()
 		err := c.in.next(f.seq)
@@ -465,10 +467,16 @@ func (c *serverCall) abort(err error) {
 	c.cancel()
 	// The handler may be in the middle of a write and hold sendMu, and the
 	// goroutine that reads frames must not wait for it.
-	if c.s.hold(c) {
+	c.apart(func() { c.end(status.Convert(err), nil) })
+}
+
+// apart runs f, unless that is nil or the call is over, on a goroutine for which
+// the server waits.
+func (c *serverCall) apart(f func()) {
+	if f != nil && c.s.hold(c) {
 		go func() {
 			defer c.s.wg.Done()
-			c.end(status.Convert(err), nil)
+			f()
 		}()
 	}
 }
@@ -627,6 +635,34 @@ func SendReady(ctx context.Context) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return (*serverCall)(t).openLocked()
+}
+
+// OnSendReady has f called once, on a goroutine of its own, when [SendReady] is
+// true: soon, if it is now. The last f counts, and none is called after the end of
+// the call. ctx is the handler's; in a call of another carrier, in which SendReady
+// is always true, it does nothing.
+func OnSendReady(ctx context.Context, f func()) {
+	t, ok := grpc.ServerTransportStreamFromContext(ctx).(*transportStream)
+	if !ok {
+		return
+	}
+	c := (*serverCall)(t)
+	c.mu.Lock()
+	c.ready = f
+	ready := c.readyLocked()
+	c.mu.Unlock()
+	c.apart(ready)
+}
+
+// readyLocked takes what is to be called since a frame may be sent; nil: nothing,
+// or none may. mu is held.
+func (c *serverCall) readyLocked() func() {
+	if c.ready == nil || !c.openLocked() {
+		return nil
+	}
+	ready := c.ready
+	c.ready = nil
+	return ready
 }
 
 // openLocked reports whether a frame may be sent. mu is held.
