@@ -13,6 +13,8 @@ import (
 
 	"github.com/millrace/millrace/edge/legacy"
 	"github.com/millrace/millrace/edge/mcp"
+	"github.com/millrace/millrace/edge/session"
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 	"github.com/millrace/millrace/worker"
 )
@@ -236,17 +238,36 @@ type heldCalls struct {
 
 	// before and after are called around each write; nil: nothing.
 	before, after func(*millracev1.Continuation)
+	// unsaid reports whether nobody learns that this was stored; nil: never.
+	unsaid func(*millracev1.Continuation) bool
 }
 
-func (h *heldCalls) PutCall(ctx context.Context, session, stream string, c *millracev1.Continuation, revision uint64) (uint64, error) {
+func (h *heldCalls) PutCall(ctx context.Context, scope, stream string, c *millracev1.Continuation, revision uint64) (uint64, error) {
 	if h.before != nil {
 		h.before(c)
 	}
-	written, err := h.CallStore.PutCall(ctx, session, stream, c, revision)
+	written, err := h.CallStore.PutCall(ctx, scope, stream, c, revision)
 	if h.after != nil {
 		h.after(c)
 	}
+	if h.unsaid != nil && err == nil && h.unsaid(c) {
+		return 0, session.ErrUnavailable
+	}
 	return written, err
+}
+
+// failingLog is a log that cannot be read some times.
+type failingLog struct {
+	bus.EventLog
+
+	failures atomic.Int32 // how many times are left
+}
+
+func (l *failingLog) Stored(ctx context.Context, subject string, yield func(subject string, data []byte) error) error {
+	if l.failures.Add(-1) >= 0 {
+		return session.ErrUnavailable
+	}
+	return l.EventLog.Stored(ctx, subject, yield)
 }
 
 // lateWriter fails the test when it is used after the handler has returned.
@@ -319,6 +340,16 @@ func TestResponseIsLeftAlone(t *testing.T) {
 // cancellation of a call whose edge is gone does not make it go on.
 func TestCancelledQuestionsStayUnanswered(t *testing.T) {
 	t.Parallel()
+	for name, failures := range map[string]int32{"at once": 0, "while the log cannot be read": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cancelQuestions(t, failures)
+		})
+	}
+}
+
+func cancelQuestions(t *testing.T, failures int32) {
+	t.Helper()
 	c, _ := startStepping(t)
 	session := c.session("2025-11-25", `{"elicitation":{}}`)
 	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"ask"}}`, session)
@@ -327,6 +358,9 @@ func TestCancelledQuestionsStayUnanswered(t *testing.T) {
 	c.nodes[0].kill()
 	c.settle()
 	resumed := c.nodes[2].resume(session, ev.ID)
+	log := &failingLog{EventLog: c.nodes[1].edge.sessions.Resumption.Log}
+	log.failures.Store(failures)
+	c.nodes[1].edge.sessions.Resumption.Log = log
 	c.nodes[1].in(session, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`)
 	resumed.message("cancelled", `"id":"a"`)
 	resumed.end()
@@ -336,6 +370,42 @@ func TestCancelledQuestionsStayUnanswered(t *testing.T) {
 	c.nodes[2].edge.sessions.Wait()
 	if n := c.ran.value(); n != 0 {
 		t.Errorf("the cancelled call went on %d times", n)
+	}
+}
+
+// TestTakeOverThatIsStoredUnsaid: an edge takes a call over and does not learn that
+// this was stored. To all others it has the call, so it goes on.
+func TestTakeOverThatIsStoredUnsaid(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, Config{})
+	askMany(t, c)
+	var unsaid atomic.Int32
+	for _, n := range c.nodes[1:] {
+		n.edge.sessions.Resumption.Calls = &heldCalls{
+			CallStore: n.edge.sessions.Resumption.Calls,
+			unsaid:    func(kept *millracev1.Continuation) bool { return kept.GetClaim() != "" && unsaid.Add(1) == 1 },
+		}
+	}
+	session := c.session("2025-11-25", `{"elicitation":{}}`)
+	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ask-many"}}`, session)
+	ids, place := make([]string, 3), ""
+	for i := range ids {
+		ev := call.next()
+		ids[i], _ = request(t, string(ev.Data), "elicitation/create")
+		place = ev.ID
+	}
+	c.nodes[0].kill()
+	resumed := c.nodes[2].resume(session, place)
+	for _, id := range ids {
+		c.nodes[1].respond(session, answerTo(id, "A"))
+	}
+	resumed.message("A and A and A", `"id":7`)
+	resumed.end()
+	if unsaid.Load() == 0 {
+		t.Error("no edge took the call over")
+	}
+	if n := c.ran.value(); n != 1 {
+		t.Errorf("the step after the answers ran %d times", n)
 	}
 }
 

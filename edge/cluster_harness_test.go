@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -56,12 +57,17 @@ type node struct {
 // testKey signs what the edges of a cluster hand out.
 func testKey() seal.Key { return seal.Key{ID: 1, Secret: []byte("0123456789abcdef0123456789abcdef")} }
 
+// usualTellTimeout is that of Config, for tests of edges that hear late.
+const usualTellTimeout = 150 * time.Millisecond
+
 // startCluster starts a cluster that stops with the test. Keys and Store of cfg
 // are set.
 func startCluster(t testing.TB, cfg Config) *cluster {
 	t.Helper()
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
 	cfg.Keys = []seal.Key{testKey()}
+	// Most tests are not about edges that are slow because the machine is busy.
+	cfg.TellTimeout = cmp.Or(cfg.TellTimeout, 10*time.Second)
 	server, err := localnats.Start(localnats.Config{Logger: cfg.Logger, JetStream: true})
 	if err != nil {
 		t.Fatal(err)

@@ -65,7 +65,7 @@ func (c *cluster) another(n *node, uri string) (update func()) {
 // up before the store has answered. The stream follows what it did before.
 func TestNewsOutrunsTheStore(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, Config{})
+	c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 	n := c.nodes[1]
 	store := n.hold()
 	session := c.session("2025-11-25", `{}`)
@@ -97,7 +97,7 @@ func TestSubscribedBeforeItIsFollowed(t *testing.T) {
 	for _, how := range []string{"late", "unknown"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			c := startCluster(t, Config{})
+			c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 			n, other := c.nodes[1], c.nodes[2]
 			if how == "unknown" {
 				other.edge.sessions.Peers = strangers{other.edge.sessions.Peers}
@@ -119,7 +119,7 @@ func TestSubscribedBeforeItIsFollowed(t *testing.T) {
 // for that any more. It cannot know when the client was answered.
 func TestConfirmedTooLate(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, Config{})
+	c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 	n, other := c.nodes[1], c.nodes[2]
 	session := c.session("2025-11-25", `{}`)
 	stream := n.listen(session)
@@ -165,7 +165,7 @@ func (s *syncs) Sync(ctx context.Context) error {
 // the next time because it is followed already.
 func TestSubscribeAgainWhileNATSIsSlow(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, Config{})
+	c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 	n := c.nodes[0]
 	listener := &syncs{Client: n.edge.client}
 	n.edge.sessions.Changes = notify.NewHub(n.edge.catalog, listener)
@@ -188,7 +188,7 @@ func TestUpdateDuringATakeover(t *testing.T) {
 	for _, same := range []bool{true, false} {
 		t.Run(map[bool]string{true: "same edge", false: "another edge"}[same], func(t *testing.T) {
 			t.Parallel()
-			c := startCluster(t, Config{})
+			c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 			n := c.nodes[1]
 			listener := &syncs{Client: n.edge.client, began: make(chan struct{})}
 			n.edge.sessions.Changes = notify.NewHub(n.edge.catalog, listener)
@@ -222,7 +222,7 @@ func TestUpdateDuringATakeover(t *testing.T) {
 // cannot read what it subscribes to goes on with what it follows.
 func TestForgottenWhileTheStoreIsAway(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, Config{})
+	c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 	n := c.nodes[1]
 	store := &flakyStore{Store: n.store}
 	n.edge.sessions.Records = session.NewRecords(store, session.RecordsConfig{MaxCached: 2})
@@ -248,7 +248,7 @@ func TestForgottenWhileTheStoreIsAway(t *testing.T) {
 // and when a session subscribes to another one.
 func TestUpdateWhileTheBusIsAway(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, Config{})
+	c := startCluster(t, Config{TellTimeout: usualTellTimeout})
 	n, other := c.nodes[1], c.nodes[2]
 	update := c.another(other, "memo://notes/one")
 	id := c.session("2025-11-25", `{}`)

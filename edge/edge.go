@@ -80,6 +80,9 @@ type Config struct {
 	// AskTimeout is how long a client may take to answer a request of a tool;
 	// 0 means 10 min.
 	AskTimeout time.Duration
+	// TellTimeout is the longest that a client who changes a session waits until
+	// the other edges have acted on that; 0 means 150 ms.
+	TellTimeout time.Duration
 	// Keepalive is the longest silence on an open stream; 0 means 15 s.
 	Keepalive time.Duration
 	// WriteTimeout is how long a client may leave bytes unread; 0 means 30 s.
@@ -266,7 +269,7 @@ func New(conn *bus.Conn, cfg Config) (*Edge, error) {
 	e.sessions = sessions
 	e.peers = peer.New(conn, e.client, e.watcher.Members, peer.Config{
 		Deliver: sessions.Delivered, Post: e.takePost, Heard: sessions.Heard,
-		StatsHandlers: cfg.PeerStats, Logger: cfg.Logger,
+		TellTimeout: cfg.TellTimeout, StatsHandlers: cfg.PeerStats, Logger: cfg.Logger,
 	})
 	sessions.Peers, e.posts = e.peers, e.peers
 	e.eras = []exchange.Era{

@@ -55,7 +55,7 @@ const (
 func TestModel(t *testing.T) {
 	t.Parallel()
 	m := &model{
-		cluster: startCluster(t, Config{}), seed: *modelSeed,
+		cluster: startCluster(t, Config{TellTimeout: usualTellTimeout}), seed: *modelSeed,
 		book: &modelBook{begun: map[string]int{}, over: map[string]int{}}, stats: map[string]int{}, names: map[*node]string{},
 	}
 	for i, n := range m.cluster.nodes {

@@ -26,6 +26,9 @@ const (
 	// be there for a while, and that an edge has gone on with a call may not have
 	// been stored yet.
 	aloneAgain = 5 * time.Second
+	// alonePause and alonePauses are the shortest and the longest pause before it is
+	// looked again how far a call has come.
+	alonePause, alonePauses = 25 * time.Millisecond, 100 * time.Millisecond
 )
 
 // alone are the cancellations of calls that may have no edge. They are looked for
@@ -75,8 +78,7 @@ func (a *alone) add(scope string, requestID []byte) (begin bool) {
 	case requestID == nil:
 		s.all, s.ids = true, nil
 	case !s.all && s.size+len(requestID) <= aloneIDs:
-		s.ids = append(s.ids, bytes.Clone(requestID))
-		s.size += len(requestID) + 1
+		s.add(bytes.Clone(requestID))
 	}
 	return begin
 }
@@ -133,6 +135,11 @@ func (a *alone) done(scope string) (more bool) {
 		return false
 	}
 	return true
+}
+
+func (s *aloneSession) add(id []byte) {
+	s.ids = append(s.ids, id)
+	s.size += len(id) + 1
 }
 
 func (s *aloneSession) has(id []byte) bool {
@@ -194,7 +201,8 @@ func (e *Era) cancelCall(scope string, requestID []byte) {
 	}})
 }
 
-// cancelWanted looks once. left are the calls whose edges are there.
+// cancelWanted looks once. left are the calls whose edges are there, and those that
+// could not be found.
 func (e *Era) cancelWanted(scope string, wanted *aloneSession) (left aloneSession) {
 	ctx, cancel := context.WithTimeout(e.Stopping, alonePatience)
 	defer cancel()
@@ -207,8 +215,7 @@ func (e *Era) cancelWanted(scope string, wanted *aloneSession) (left aloneSessio
 			continue
 		}
 		if e.Resumption.Alive(kept.GetEdge()) {
-			left.ids = append(left.ids, kept.GetRequestId())
-			left.size += len(kept.GetRequestId()) + 1
+			left.add(kept.GetRequestId())
 			continue
 		}
 		// From now on nobody goes on with it, unless somebody does already.
@@ -223,38 +230,37 @@ func (e *Era) cancelWanted(scope string, wanted *aloneSession) (left aloneSessio
 			e.cancelCall(scope, kept.GetRequestId())
 			continue
 		}
-		e.cancelStream(ctx, scope, stream)
+		if !e.cancelStream(ctx, scope, stream, kept) {
+			left.add(kept.GetRequestId())
+		}
 	}
 	return left
 }
 
 // cancelStream cancels the call that writes the events of a stream, and tells
-// those who follow them.
-func (e *Era) cancelStream(ctx context.Context, scope, stream string) {
-	follower, err := e.Resumption.Bus.Follow(e.Resumption.Log, scope, stream, bus.EventPoint{})
-	if err != nil {
-		return
-	}
-	defer follower.Close()
-	round, ctl := uint32(1), ""
-	for {
-		// What is stored comes at once; then there is nothing more to know.
-		wait, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		ev, err := follower.Next(wait)
-		cancel()
-		if err != nil {
+// those who follow them. kept is what was stored of it. It reports false when the
+// call, if it runs, could not be found.
+func (e *Era) cancelStream(ctx context.Context, scope, stream string, kept *millracev1.Continuation) bool {
+	var state bus.EventsState
+	var err error
+	for pause := alonePause; ; pause *= 2 {
+		state, err = e.Resumption.Bus.EventsState(ctx, e.Resumption.Log, scope, stream)
+		// What has been sent is stored a moment later, and a round that asked at
+		// once may have sent nothing.
+		known := state.Ctl != "" || state.Ended || kept.GetAsked() != nil || pause > alonePauses
+		if err == nil && known || !sleep(ctx, pause) {
 			break
 		}
-		if round = ev.Round; ev.End {
-			round++ // nobody listens any more to a round that has ended
-		}
-		if ev.Ctl != "" {
-			ctl = ev.Ctl
-		}
+	}
+	// Nobody listens any more to a round that has ended.
+	round := max(kept.GetRound(), state.Round, 1)
+	if kept.GetAsked() != nil && round == kept.GetRound() || state.Ended && round == state.Round {
+		round++
 	}
 	// First the reason, then what the worker makes of it.
 	e.endEvents(bus.EventsKey{Session: scope, Stream: stream, Round: round}, endStatus(&jsonrpc.Error{
 		Code: jsonrpc.CodeInternal, Message: "the request was cancelled", Data: []byte(`{"reason":"cancelled"}`),
 	}))
-	e.Resumption.Bus.CancelEvents(ctl)
+	e.Resumption.Bus.CancelEvents(state.Ctl)
+	return err == nil
 }

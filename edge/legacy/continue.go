@@ -3,6 +3,7 @@ package legacy
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"maps"
 	"slices"
@@ -21,9 +22,9 @@ const (
 	// maxClaims bounds how often an edge tries to write a continuation that
 	// others write too.
 	maxClaims = 16
-	// abandonPatience is how long an edge that has lost a call tries to say so, as
-	// long as its events are kept, and abandonPause how often.
-	abandonPatience, abandonPause = 5 * time.Minute, time.Second
+	// insistPatience is how long an edge tries to store who has a call, as long as
+	// the events of that are kept, and insistPause how often.
+	insistPatience, insistPause = 5 * time.Minute, time.Second
 	// keepWait is how long a client waits until its answer can be stored.
 	keepWait = 2 * time.Second
 	// latePatience is how long an edge goes on to try it, latePause how often, and
@@ -73,14 +74,15 @@ func (r *resumable) claim(ctx context.Context, resume *millracev1.Resume) error 
 	if !r.asked {
 		return nil // nobody else knows what was asked
 	}
+	r.claimed = time.Now()
 	_, err := rewrite(ctx, r.resume.Calls, r.client.Scope, r.stream, func(c *millracev1.Continuation) error {
 		if c.GetEdge() != r.resume.Bus.ID() || c.GetAsked() == nil || c.GetRound() != r.at.Round {
 			return errOvertaken
 		}
+		r.claimed = time.Now()
 		c.Responses, c.Errors, c.Claimed = resume.GetResponses(), resume.GetErrors(), true
 		return nil
 	})
-	r.claimed = time.Now()
 	if isAway(err) {
 		return nil
 	}
@@ -108,18 +110,64 @@ func isAnswered(c *millracev1.Continuation) bool {
 // takeOver goes on with a call whose edge is gone and has not begun the round
 // for which there are answers. round is the one that asked; dead is an edge that
 // seems to be gone, besides those that everybody sees gone. If that one has claimed
-// the round it may have begun it, and whoever follows the call finds out.
-func (e *Era) takeOver(ctx context.Context, client *methods.Client, stream string, round uint32, dead string) {
-	kept, err := rewrite(ctx, e.Resumption.Calls, client.Scope, stream, func(c *millracev1.Continuation) error {
-		gone := c.GetEdge() == dead || !e.Resumption.Alive(c.GetEdge())
-		if c.GetRound() != round || !isAnswered(c) || !gone || dead != "" && c.GetClaimed() {
-			return errOvertaken
+// the round it may have begun it, and whoever follows the call finds out. It does
+// not wait. A store that gives no answer is asked again: nobody else would go on with
+// what it stored without saying so.
+func (e *Era) takeOver(client *methods.Client, stream string, round uint32, dead string) {
+	if _, busy := e.taking.LoadOrStore(stream, true); busy {
+		return
+	}
+	e.running.Go(func() {
+		claim := rand.Text()
+		var kept *millracev1.Continuation
+		var claimed time.Time
+		err := e.insist(func(ctx context.Context) (err error) {
+			claimed = time.Now()
+			kept, err = rewrite(ctx, e.Resumption.Calls, client.Scope, stream, func(c *millracev1.Continuation) error {
+				if c.GetClaim() == claim {
+					return errKept
+				}
+				gone := c.GetEdge() == dead || !e.Resumption.Alive(c.GetEdge())
+				if c.GetRound() != round || !isAnswered(c) || !gone || dead != "" && c.GetClaimed() {
+					return errOvertaken
+				}
+				claimed = time.Now()
+				c.Edge, c.Claimed, c.Claim = e.Edge, true, claim
+				return nil
+			})
+			return err
+		})
+		e.taking.Delete(stream)
+		if err == nil || errors.Is(err, errKept) {
+			e.goOn(client, stream, kept, claimed)
 		}
-		c.Edge, c.Claimed = e.Edge, true
-		return nil
 	})
-	if err == nil {
-		e.running.Go(func() { e.goOn(client, stream, kept) })
+}
+
+// sleep pauses, and reports whether the context has outlasted that.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// insist tries something with the store until that is there, or this edge stops.
+func (e *Era) insist(try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(e.Stopping, insistPatience)
+	defer cancel()
+	for {
+		err := try(ctx)
+		if !errors.Is(err, session.ErrUnavailable) {
+			return err
+		}
+		if !sleep(ctx, insistPause) {
+			return err
+		}
 	}
 }
 
@@ -148,11 +196,10 @@ func rewrite(ctx context.Context, store CallStore, scope, stream string, change 
 }
 
 // abandon writes down that this edge, which may live on, does not have a call any
-// more: whoever follows it has to look after it.
+// more: whoever follows it has to look after it. The connection that was lost with
+// the call is that to the store, too.
 func (e *Era) abandon(scope, stream string) {
-	ctx, cancel := context.WithTimeout(e.Stopping, abandonPatience)
-	defer cancel()
-	for {
+	_ = e.insist(func(ctx context.Context) error { // whoever has the call else, and a call that is not kept, needs nothing
 		_, err := rewrite(ctx, e.Resumption.Calls, scope, stream, func(c *millracev1.Continuation) error {
 			if c.GetEdge() != e.Resumption.Bus.ID() {
 				return errOvertaken
@@ -160,18 +207,8 @@ func (e *Era) abandon(scope, stream string) {
 			c.Edge = ""
 			return nil
 		})
-		if !errors.Is(err, session.ErrUnavailable) {
-			return
-		}
-		// The connection that was lost with the call is that to the store, too.
-		pause := time.NewTimer(abandonPause)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return
-		}
-	}
+		return err
+	})
 }
 
 // openQuestions returns the keys of what a round has asked and the client has
@@ -201,11 +238,7 @@ func (e *Era) openQuestions(ctx context.Context, scope, stream string, round uin
 		if settled {
 			break
 		}
-		pause := time.NewTimer(20 * time.Millisecond)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		if !sleep(ctx, 20*time.Millisecond) {
 			return nil, ctx.Err()
 		}
 	}
@@ -313,8 +346,8 @@ func with(m map[string][]byte, key string, value []byte) map[string][]byte {
 }
 
 // goOn runs the next round of a call of an edge that is gone, and those after
-// it. What comes of it is for clients that come back.
-func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Continuation) {
+// it. claimed is when this edge still had it to itself. What comes of it is for clients that come back.
+func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Continuation, claimed time.Time) {
 	m, err := keptMessage(kept)
 	if err != nil {
 		return // it was written by an edge: not reached
@@ -324,7 +357,7 @@ func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Conti
 	c.Trace = backend.Trace{Parent: kept.GetTraceParent(), State: kept.GetTraceState(), Baggage: kept.GetBaggage()}
 	r := &resumable{
 		resume: e.Resumption, ended: e.endEvents, client: &c, m: &m, stream: stream, at: bus.EventPoint{Round: kept.GetRound()},
-		settled: true, asked: true, claimed: time.Now(),
+		settled: true, asked: true, claimed: claimed,
 		lock: make(chan struct{}, 1), leaving: make(chan struct{}), offered: true,
 	}
 	r.drop()

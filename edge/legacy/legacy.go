@@ -63,6 +63,8 @@ type Era struct {
 	streams     streams
 	connections connections
 	alone       alone
+	// taking are the streams of calls that this edge tries to take over.
+	taking sync.Map
 	// late counts the answers that are still to be stored.
 	late atomic.Int32
 	// ends counts the ends of events that are still to be found in the log.

@@ -93,7 +93,8 @@ type resumable struct {
 	// asked: what the round asks is stored. The goroutine that runs the call
 	// owns it.
 	asked bool
-	// claimed is when this edge said that it goes on with the answers.
+	// claimed is when this edge began to say that it goes on with the answers: until
+	// it was heard, nobody else did.
 	claimed time.Time
 
 	primed bool

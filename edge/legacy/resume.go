@@ -156,11 +156,7 @@ func (e *Era) recall(ctx context.Context, scope, stream string, out exchange.Str
 		if beginErr := out.Begin(); beginErr != nil {
 			return nil, beginErr
 		}
-		pause := time.NewTimer(lostCheck)
-		select {
-		case <-pause.C:
-		case <-wait.Done():
-			pause.Stop()
+		if !sleep(wait, lostCheck) {
 			return nil, err
 		}
 	}
@@ -425,12 +421,7 @@ func (s *events) next(ctx context.Context) (bus.Event, error) {
 				s.final = &final{err: errUnread()}
 				return ev, backend.ErrOver
 			}
-			pause := time.NewTimer(logPause)
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-				pause.Stop()
-			}
+			sleep(ctx, logPause)
 			continue
 		}
 		s.unread = time.Time{}
@@ -494,7 +485,7 @@ func (s *events) lost(ctx context.Context) *jsonrpc.Error {
 				s.suspect()
 				return nil
 			}
-			s.era.takeOver(ctx, s.client, s.stream, s.settled, "")
+			s.era.takeOver(s.client, s.stream, s.settled, "")
 			s.heard = time.Now()
 		case silent > s.era.askTimeout():
 			return fail("no_input", "the client did not answer within "+s.era.askTimeout().String())

@@ -300,7 +300,7 @@ func (e *Era) answered(ctx context.Context, c *methods.Client, m *jsonrpc.Messag
 	case err != nil:
 		e.keepLate(ctx, c.Scope, to, reply, gone, err)
 	case complete && gone:
-		e.takeOver(ctx, c, to.stream, to.round, to.edge)
+		e.takeOver(c, to.stream, to.round, to.edge)
 	}
 }
 

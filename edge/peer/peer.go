@@ -9,6 +9,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -35,8 +36,7 @@ const Pool = "_edge"
 const Topic bus.Topic = "edge"
 
 const (
-	// tellTimeout is the longest that a client waits until other edges have
-	// acted on what it did: one that is dead holds nobody up for longer.
+	// tellTimeout is the default of Config.TellTimeout.
 	tellTimeout = 150 * time.Millisecond
 	// callTimeout bounds what is passed on to one edge.
 	callTimeout = 2 * time.Second
@@ -62,6 +62,9 @@ type Config struct {
 	// other edge waits until it has taken effect; otherwise it must not wait
 	// for anything. The same one may come twice.
 	Heard func(ctx context.Context, a *millracev1.Announcement, wait bool)
+	// TellTimeout is the longest that a client waits until other edges have acted
+	// on what it did: one that is dead holds nobody up for longer. 0 means 150 ms.
+	TellTimeout time.Duration
 	// StatsHandlers hear of the calls of other edges, see bus.ServerConfig.
 	StatsHandlers []stats.Handler
 	// Logger reports faults of peers; nil discards.
@@ -86,6 +89,7 @@ func New(conn *bus.Conn, client *bus.Client, members func() []bus.Member, cfg Co
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
+	p.cfg.TellTimeout = cmp.Or(p.cfg.TellTimeout, tellTimeout)
 	p.server = bus.NewServer(conn, bus.ServerConfig{
 		Pool: Pool, ID: client.ID(), Slots: slots, Grace: grace, Logger: cfg.Logger,
 		StatsHandlers: cfg.StatsHandlers,
@@ -134,7 +138,7 @@ func (p *Peers) Announce(a *millracev1.Announcement) error {
 }
 
 // Tell tells all edges something and returns when those that this edge knows
-// have acted on it, at the latest after 150 ms. An announcement says who these are,
+// have acted on it, at the latest after Config.TellTimeout. An announcement says who these are,
 // and when they are fewer than it said before, it comes again: so every other edge
 // knows that nobody waits for it. An error means that this edge is not connected,
 // and that others may not know.
@@ -149,7 +153,7 @@ func (p *Peers) Tell(ctx context.Context, a *millracev1.Announcement) error {
 	if err := p.Announce(a); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.TellTimeout)
 	defer cancel()
 	var asking sync.WaitGroup
 	acted := make([]bool, len(a.GetTold()))

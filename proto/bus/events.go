@@ -44,6 +44,22 @@ func (k EventsKey) token() (string, error) {
 	return tokenEvents + k.Session + "." + k.Stream + "." + strconv.FormatUint(uint64(k.Round), 36), nil
 }
 
+// allEvents is the subject of the events of all rounds of a call, whichever clients
+// make them.
+func (c *Client) allEvents(session, stream string) (string, error) {
+	if !validToken(session) || !validToken(stream) {
+		return "", fmt.Errorf("session %q and stream %q are not subject tokens", session, stream)
+	}
+	return c.conn.prefix + "e.*." + tokenEvents + session + "." + stream + ".*", nil
+}
+
+// eventsOf reads the client and the round from the subject of events.
+func (c *Client) eventsOf(subject string) (client string, round uint32, ok bool) {
+	client, rest, _ := strings.Cut(strings.TrimPrefix(subject, c.conn.prefix+"e."), ".")
+	number, err := strconv.ParseUint(rest[strings.LastIndexByte(rest, '.')+1:], 36, 32)
+	return client, uint32(number), err == nil
+}
+
 // Resumable makes a call resumable. What its instance sends from its first
 // message on, unless that is the answer of a short call (less than 500 ms) and
 // the only message, goes to a subject from which it may be stored, see
@@ -135,6 +151,44 @@ func (c *Client) EventsEnded(ctx context.Context, log EventLog, key EventsKey) (
 		return false, fmt.Errorf("bus: end of events: %w", err)
 	}
 	return ended, nil
+}
+
+// EventsState is how far the events of a call have come.
+type EventsState struct {
+	Round uint32 // the newest round that has events; 0: none has
+	Ended bool   // it has ended
+	Ctl   string // for CancelEvents; empty where that is not known, and at an end
+}
+
+// EventsState reads how far the events of a call have come from the log, which has
+// them a moment after they were sent.
+func (c *Client) EventsState(ctx context.Context, log EventLog, session, stream string) (EventsState, error) {
+	subject, err := c.allEvents(session, stream)
+	if err != nil {
+		return EventsState{}, fmt.Errorf("bus: state of events: %w", err)
+	}
+	var state EventsState
+	err = log.Stored(ctx, subject, func(subject string, data []byte) error {
+		var f frame
+		_, round, ok := c.eventsOf(subject)
+		if !ok || round < state.Round || f.decode(data) != nil {
+			return nil
+		}
+		if round > state.Round {
+			state = EventsState{Round: round}
+		}
+		switch {
+		case f.kind == kindEnd:
+			state.Ended, state.Ctl = true, ""
+		case len(f.ctl) > 0 && !state.Ended:
+			state.Ctl = string(f.ctl)
+		}
+		return nil
+	})
+	if err != nil {
+		return EventsState{}, fmt.Errorf("bus: state of events: %w", err)
+	}
+	return state, nil
 }
 
 // CancelEvents cancels the call that wrote an event with this Ctl, whoever made

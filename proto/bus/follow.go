@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -158,13 +156,13 @@ func (c *Client) Follow(log EventLog, session, stream string, after EventPoint) 
 	if log == nil {
 		return nil, errors.New("bus: follow: no log")
 	}
-	if !validToken(session) || !validToken(stream) {
-		return nil, fmt.Errorf("bus: follow: session %q and stream %q are not subject tokens", session, stream)
+	subject, err := c.allEvents(session, stream)
+	if err != nil {
+		return nil, fmt.Errorf("bus: follow: %w", err)
 	}
 	f := &Follower{
 		c: c, log: log, at: after, resumed: true, missed: true, quiet: followFirst,
-		subject: c.conn.prefix + "e.*." + tokenEvents + session + "." + stream + ".*",
-		wake:    make(chan struct{}, 1),
+		subject: subject, wake: make(chan struct{}, 1),
 	}
 	// The subscription first: what comes while the log is read is not missed.
 	sub, err := c.conn.nc.Subscribe(f.subject, f.onMsg)
@@ -562,12 +560,10 @@ func (f *Follower) isCut(round uint32) bool {
 // add sorts a message in, and reports whether there was room. What is no frame
 // of events is passed over.
 func (f *Follower) add(subject string, data []byte, stored bool) (round uint32, room bool) {
-	client, rest, _ := strings.Cut(strings.TrimPrefix(subject, f.c.conn.prefix+"e."), ".")
-	number, err := strconv.ParseUint(rest[strings.LastIndexByte(rest, '.')+1:], 36, 32)
-	if err != nil {
+	client, round, ok := f.c.eventsOf(subject)
+	if !ok {
 		return 0, true
 	}
-	round = uint32(number)
 	n := &followed{client: client, stored: stored}
 	if err := n.frame.decode(data); err != nil {
 		return round, true

@@ -738,7 +738,10 @@ type Continuation struct {
 	ParamsCut bool `protobuf:"varint,14,opt,name=params_cut,json=paramsCut,proto3" json:"params_cut,omitempty"`
 	// The edge has all answers and goes on with them: it has begun the next round,
 	// or is gone.
-	Claimed       bool `protobuf:"varint,15,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	Claimed bool `protobuf:"varint,15,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	// Drawn by the edge that took the call over from one that was gone: so it knows
+	// its own claim when nobody has told it that that was stored. Empty: none did.
+	Claim         string `protobuf:"bytes,16,opt,name=claim,proto3" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -878,6 +881,13 @@ func (x *Continuation) GetClaimed() bool {
 	return false
 }
 
+func (x *Continuation) GetClaim() string {
+	if x != nil {
+		return x.Claim
+	}
+	return ""
+}
+
 var File_millrace_v1_peer_proto protoreflect.FileDescriptor
 
 const file_millrace_v1_peer_proto_rawDesc = "" +
@@ -925,7 +935,7 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x03 \x01(\tR\x06holder\"R\n" +
 	"\x13ElicitationComplete\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12%\n" +
-	"\x0eelicitation_id\x18\x02 \x01(\tR\relicitationId\"\xa0\x05\n" +
+	"\x0eelicitation_id\x18\x02 \x01(\tR\relicitationId\"\xb6\x05\n" +
 	"\fContinuation\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x16\n" +
@@ -945,7 +955,8 @@ const file_millrace_v1_peer_proto_rawDesc = "" +
 	"\abaggage\x18\r \x01(\tR\abaggage\x12\x1d\n" +
 	"\n" +
 	"params_cut\x18\x0e \x01(\bR\tparamsCut\x12\x18\n" +
-	"\aclaimed\x18\x0f \x01(\bR\aclaimed\x1a<\n" +
+	"\aclaimed\x18\x0f \x01(\bR\aclaimed\x12\x14\n" +
+	"\x05claim\x18\x10 \x01(\tR\x05claim\x1a<\n" +
 	"\x0eResponsesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\x1a9\n" +
