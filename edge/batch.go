@@ -13,13 +13,17 @@ import (
 // serveBatch serves a JSON array of messages, where the revision has batches
 // (2025-03-26, basic, "Batching"). Requests run side by side; the answer is one
 // array of their responses, or nothing when there are none. head is the request
-// without a message.
-func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byte, out exchange.Stream) exchange.Answer {
+// without a message; elements and err are what startBatch has returned.
+func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, elements []batchElement, err *jsonrpc.Error, out exchange.Stream) exchange.Answer {
+	defer func() {
+		for i := range elements {
+			elements[i].stop()
+		}
+	}()
 	era, refusal := e.batcher(ctx, &head)
 	if refusal != nil {
 		return *refusal
 	}
-	elements, err := jsonrpc.DecodeBatch(body, e.cfg.Limits)
 	if err != nil {
 		return exchange.Refused(mcp.Assumed(), http.StatusBadRequest, nil, err)
 	}
@@ -28,8 +32,14 @@ func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byt
 	out = struct{ exchange.Stream }{out}
 	responses := make([]jsonrpc.Pieces, len(elements))
 	var running sync.WaitGroup
-	for i, element := range elements {
-		running.Go(func() { responses[i] = e.serveElement(ctx, era, head, element, out) })
+	for i := range elements {
+		element := &elements[i]
+		running.Go(func() {
+			answer := exchange.Guard(e.cfg.Logger, element.msg.ID, func() exchange.Answer {
+				return exchange.Answer{Body: e.serveElement(era, head, element, out)}
+			})
+			responses[i] = answer.Body
+		})
 	}
 	running.Wait()
 	var array jsonrpc.Pieces
@@ -47,6 +57,33 @@ func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, body []byt
 		return exchange.Answer{}
 	}
 	return exchange.Answer{Body: append(array, []byte("]"))}
+}
+
+// batchElement is one message of a batch.
+type batchElement struct {
+	msg jsonrpc.Message
+	err *jsonrpc.Error // why it is none
+	// ctx ends when the message is cancelled; stop ends that it can be.
+	ctx  context.Context //nolint:containedctx // each has its own
+	stop func()
+}
+
+// startBatch reads the messages of a batch, and makes the requests among them known
+// to those who cancel calls of the scope.
+func (e *Edge) startBatch(ctx context.Context, scope string, body []byte) ([]batchElement, *jsonrpc.Error) {
+	raw, err := jsonrpc.DecodeBatch(body, e.cfg.Limits)
+	if err != nil {
+		return nil, err
+	}
+	elements := make([]batchElement, len(raw))
+	for i := range raw {
+		el := &elements[i]
+		el.ctx, el.stop = ctx, func() {}
+		if el.msg, el.err = jsonrpc.Decode(raw[i], e.cfg.Limits); el.err == nil && el.msg.Kind() == jsonrpc.Request {
+			el.ctx, el.stop = e.calls.Start(ctx, scope, el.msg.ID)
+		}
+	}
+	return elements, nil
 }
 
 // batcher finds the era that takes batches, or says why there is none.
@@ -71,8 +108,8 @@ func (e *Edge) batcher(ctx context.Context, head *exchange.Request) (exchange.Er
 }
 
 // serveElement serves one message of a batch and returns its response, if any.
-func (e *Edge) serveElement(ctx context.Context, era exchange.Era, head exchange.Request, element []byte, out exchange.Stream) jsonrpc.Pieces {
-	msg, err := jsonrpc.Decode(element, e.cfg.Limits)
+func (e *Edge) serveElement(era exchange.Era, head exchange.Request, element *batchElement, out exchange.Stream) jsonrpc.Pieces {
+	msg, err := element.msg, element.err
 	if err != nil {
 		if isNotification(&msg, err) {
 			return nil
@@ -90,7 +127,7 @@ func (e *Edge) serveElement(ctx context.Context, era exchange.Era, head exchange
 	case e.claims(&req) != era:
 		return refuse("a message of a revision without batches: send it alone")
 	}
-	answer := e.serveBy(ctx, era, &req, out)
+	answer := e.serveBy(element.ctx, era, &req, out)
 	if answer.Withheld || msg.Kind() != jsonrpc.Request {
 		return nil
 	}

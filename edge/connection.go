@@ -64,14 +64,11 @@ func (c *connection) accept(ctx context.Context, p packet) {
 	req := &exchange.Request{Message: p.msg, Peer: c.peer, Handshake: settled, Principal: p.principal}
 	serve := func(ctx context.Context) {
 		defer call.lease.release()
-		call.answer(c.serve(call.lease.with(ctx), req, call))
+		ctx = call.lease.with(ctx)
+		call.answer(exchange.Guard(c.edge.cfg.Logger, p.msg.ID, func() exchange.Answer { return c.serve(ctx, req, call) }))
 	}
 	switch {
-	case p.batch:
-		serve = func(ctx context.Context) {
-			defer call.lease.release()
-			call.answer(c.edge.serveBatch(call.lease.with(ctx), *req, p.raw, call))
-		}
+	case p.batch: // runs beside others, as requests do
 	case p.err != nil:
 		if isNotification(&p.msg, p.err) {
 			return
@@ -91,10 +88,17 @@ func (c *connection) accept(ctx context.Context, p packet) {
 		return
 	}
 	c.requests.Add(1)
+	// A cancellation may be the very next packet, so calls are known before that
+	// is read.
 	stop := func() {}
-	if !p.batch {
-		// A cancellation may be the very next packet, so the call is known
-		// before that is read.
+	if p.batch {
+		ctx = call.lease.with(ctx)
+		started, err := c.edge.startBatch(ctx, c.peer.Scope, p.raw)
+		serve = func(ctx context.Context) {
+			defer call.lease.release()
+			call.answer(c.edge.serveBatch(ctx, *req, started, err, call))
+		}
+	} else {
 		ctx, stop = c.edge.calls.Start(ctx, c.peer.Scope, p.msg.ID)
 	}
 	c.running.Go(func() {

@@ -99,7 +99,9 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 	if jsonrpc.IsBatch(body.Bytes()) {
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
 		defer out.close()
-		out.finish(e.serveBatch(out.lease.with(r.Context()), *req, body.Bytes(), out))
+		ctx := out.lease.with(r.Context())
+		elements, err := e.startBatch(ctx, "", body.Bytes()) // known to others with their sessions
+		out.finish(e.serveBatch(ctx, *req, elements, err, out))
 		return
 	}
 	var decodeErr *jsonrpc.Error

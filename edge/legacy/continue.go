@@ -369,9 +369,10 @@ func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Conti
 		return
 	}
 	resume := &millracev1.Resume{State: kept.GetAsked().GetState(), Responses: kept.GetResponses(), Errors: kept.GetErrors()}
-	running := &call{client: &c, m: &m, out: r, stream: stream, resumable: r}
+	ctx, stop := e.Methods.Start(context.Background(), &c, &m)
+	running := &call{client: &c, m: &m, out: r, stream: stream, resumable: r, stop: stop}
 	round := &methods.Round{Resume: resume, Instance: kept.GetAsked().GetInstance()}
-	e.guard(m.ID, func() exchange.Answer { return e.runCall(context.Background(), running, round) })
+	exchange.Guard(e.Logger, m.ID, func() exchange.Answer { return e.runCall(ctx, running, round) })
 }
 
 // keptMessage is the request of a continuation.

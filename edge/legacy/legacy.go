@@ -82,6 +82,8 @@ func (e *Era) Wait() { e.running.Wait() }
 type caller struct {
 	*methods.Client
 
+	// session is the one that the message names; nil without, and on a connection.
+	session *session.Session
 	// state is what its session or connection has changed; nil without either.
 	state state
 	// record is what state said when the message came.
@@ -99,8 +101,18 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	if m.Kind() == jsonrpc.Request && m.Method == mcp.MethodInitialize {
 		return e.initialize(req)
 	}
-	client, refusal := e.client(ctx, req)
+	client, refusal := e.identify(req)
+	running, stop := ctx, func() {}
+	if refusal == nil && isCall(m) {
+		// Before its session is read, which may take a moment: a cancellation, or
+		// the end of the session, that comes now finds the call.
+		running, stop = e.Methods.Start(ctx, client.Client, m)
+	}
+	if refusal == nil {
+		refusal = e.read(ctx, req, client)
+	}
 	if refusal != nil {
+		stop()
 		return *refusal
 	}
 	switch m.Kind() {
@@ -126,7 +138,16 @@ func (e *Era) Serve(ctx context.Context, req *exchange.Request, out exchange.Str
 	if client.state != nil {
 		client.LogLevel = levelOf(client.record)
 	}
-	return e.serveCall(ctx, client.Client, m, out)
+	return e.serveCall(running, stop, client.Client, m, out)
+}
+
+// isCall reports whether a message is a request that is served by serveCall.
+func isCall(m *jsonrpc.Message) bool {
+	switch m.Method {
+	case mcp.MethodPing, mcp.MethodSetLevel, mcp.MethodSubscribe, mcp.MethodUnsubscribe:
+		return false
+	}
+	return m.Kind() == jsonrpc.Request
 }
 
 // RevisionOf returns the revision that the session, the connection or the
@@ -196,13 +217,21 @@ func fitCapabilities(rev *mcp.Revision, capabilities []byte) []byte {
 // one the specification says to assume. A session that has ended is refused, and
 // the caller has its scope all the same.
 func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exchange.Answer) {
+	c, refusal := e.identify(req)
+	if refusal == nil {
+		refusal = e.read(ctx, req, c)
+	}
+	return c, refusal
+}
+
+// identify is the part of client that asks nobody.
+func (e *Era) identify(req *exchange.Request) (*caller, *exchange.Answer) {
 	// The keys of the trace context in _meta are of a later revision; clients
 	// that know them send them in all.
 	c := &caller{Client: &methods.Client{Revision: mcp.Assumed(), Principal: req.Principal, Trace: methods.Trace(req)}}
 	defer func() { req.Revision = c.Revision }()
 	if req.Peer != nil {
 		c.peer, c.state = req.Peer, attached{req.Peer}
-		c.record, _ = c.state.get(ctx) // is never an error
 		c.Scope, c.Session = req.Peer.Scope, req.Peer.Scope
 		if req.Peer.Revision != nil {
 			c.Revision = req.Peer.Revision
@@ -228,17 +257,30 @@ func (e *Era) client(ctx context.Context, req *exchange.Request) (*caller, *exch
 		return c, nil
 	}
 	s, err := e.Sessions.Open(ids[0], owner(req.Principal))
-	if err == nil && len(ids) == 1 {
-		c.state, c.Scope, c.Session = stored{e.Records, s}, s.Scope, s.Scope
-		c.record, err = c.state.get(ctx)
-	}
-	// Any other error is that of the request, which its client has given up.
-	if len(ids) > 1 || errors.Is(err, session.ErrUnknown) {
+	if err != nil || len(ids) > 1 {
 		refusal := unknownSession(c.Revision, req.Message.ID)
 		return c, &refusal
 	}
-	c.Revision, c.Info, c.Capabilities = s.Revision, s.ClientInfo, s.Capabilities
+	c.session, c.state, c.Scope, c.Session = s, stored{e.Records, s}, s.Scope, s.Scope
 	return c, nil
+}
+
+// read is the rest of client: what the session or the connection has changed.
+func (e *Era) read(ctx context.Context, req *exchange.Request, c *caller) *exchange.Answer {
+	if c.state == nil {
+		return nil
+	}
+	var err error
+	// Any other error is that of the request, which its client has given up.
+	if c.record, err = c.state.get(ctx); errors.Is(err, session.ErrUnknown) {
+		refusal := unknownSession(c.Revision, req.Message.ID)
+		return &refusal
+	}
+	if s := c.session; s != nil {
+		c.Revision, c.Info, c.Capabilities = s.Revision, s.ClientInfo, s.Capabilities
+		req.Revision = c.Revision
+	}
+	return nil
 }
 
 // unknownSession refuses an id that is unknown, expired, deleted or somebody

@@ -45,7 +45,7 @@ func (e *Era) Listen(ctx context.Context, req *exchange.Request, out exchange.St
 	opened := make(chan *listening, 1) // one result, never blocks
 	go func() {
 		var l *listening
-		answer := e.guard(nil, func() exchange.Answer { l = e.listen(ctx, req, out); return exchange.Answer{} })
+		answer := exchange.Guard(e.Logger, nil, func() exchange.Answer { l = e.listen(ctx, req, out); return exchange.Answer{} })
 		if answer.Body != nil { // and l is nil
 			answer.Status = http.StatusInternalServerError
 			l = &listening{refusal: &answer}
@@ -122,7 +122,7 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 	s.lists = placeOf(changes)
 	// The stream before goes on until this one hears what it does, so that nothing
 	// is lost between the two.
-	if refusal := e.followFirst(ctx, s, client.Revision); refusal != nil {
+	if refusal := e.followFirst(ctx, s, client.Revision, false); refusal != nil {
 		return l.refuse(*refusal)
 	}
 	if streamCtx.Err() != nil {
@@ -137,8 +137,9 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 			StreamTaken: &millracev1.StreamTaken{Scope: s.scope, Holder: s.holder},
 		}})
 	}
-	// And whoever changed a subscription meanwhile did not find this one.
-	if refusal := e.followFirst(ctx, s, client.Revision); refusal != nil {
+	// And whoever changed a subscription meanwhile did not find this one, but has
+	// been answered: what is new is late.
+	if refusal := e.followFirst(ctx, s, client.Revision, true); refusal != nil {
 		return l.refuse(*refusal)
 	}
 	if resumed && s.places {
@@ -167,9 +168,10 @@ func (e *Era) listen(ctx context.Context, req *exchange.Request, out exchange.St
 }
 
 // followFirst makes a stream follow what its session subscribes to, before it
-// begins. A store that cannot be read is no reason to refuse it.
-func (e *Era) followFirst(ctx context.Context, s *stream, rev *mcp.Revision) *exchange.Answer {
-	err := s.follow(ctx, false)
+// begins. A store that cannot be read is no reason to refuse it. late is as for
+// follow.
+func (e *Era) followFirst(ctx context.Context, s *stream, rev *mcp.Revision, late bool) *exchange.Answer {
+	err := s.follow(ctx, late)
 	var refusal exchange.Answer
 	switch {
 	case err == nil:
@@ -288,6 +290,9 @@ func (c *checks) within(d time.Duration) {
 // End ends a session (transports, "Session Management": HTTP DELETE). Its
 // streams end, and its running calls are cancelled, on whichever edges they are.
 func (e *Era) End(ctx context.Context, req *exchange.Request) exchange.Answer {
+	// It counts, whatever becomes of the connection: a client that goes away has
+	// often sent this last.
+	ctx = context.WithoutCancel(ctx)
 	client, refusal := e.client(ctx, req)
 	if refusal != nil {
 		if client.Scope != "" {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -36,11 +35,13 @@ type call struct {
 	round uint32
 	// resumable is out, where its client can come back; else nil.
 	resumable *resumable
+	// stop ends that the client can cancel the call.
+	stop func()
 }
 
-// serveCall runs a request and answers it.
-func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Message, out exchange.Stream) exchange.Answer {
-	running := &call{client: c, m: m, out: out, stream: rand.Text()}
+// serveCall runs a request that was started, and answers it.
+func (e *Era) serveCall(ctx context.Context, stop func(), c *methods.Client, m *jsonrpc.Message, out exchange.Stream) exchange.Answer {
+	running := &call{client: c, m: m, out: out, stream: rand.Text(), stop: stop}
 	r := e.newResumable(c, m, out, running.stream)
 	if r == nil {
 		return e.runCall(ctx, running, &methods.Round{})
@@ -54,7 +55,7 @@ func (e *Era) serveCall(ctx context.Context, c *methods.Client, m *jsonrpc.Messa
 	// The connection may end before the call does.
 	answered := make(chan exchange.Answer, 1) // one answer, so it never blocks
 	e.running.Go(func() {
-		answered <- e.guard(m.ID, func() exchange.Answer { return e.runCall(ctx, running, &methods.Round{}) })
+		answered <- exchange.Guard(e.Logger, m.ID, func() exchange.Answer { return e.runCall(ctx, running, &methods.Round{}) })
 	})
 	e.leaving.Do(func() { context.AfterFunc(e.Draining, e.leave) })
 	if e.Draining.Err() != nil {
@@ -81,27 +82,10 @@ func (e *Era) leave() {
 	}
 }
 
-// guard runs f on a goroutine of its own. A fault of ours ends this request, as it
-// does on the goroutines of the HTTP server, and not the process.
-func (e *Era) guard(id []byte, f func() exchange.Answer) (answer exchange.Answer) {
-	defer func() {
-		p := recover()
-		if p == nil {
-			return
-		}
-		if e.Logger != nil {
-			e.Logger.Error("a request panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		}
-		answer = exchange.Failed(id, &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: "internal error"})
-	}()
-	return f()
-}
-
-// runCall runs a request from a round on. The answer is Withheld when the client
-// expects none here.
+// runCall runs a request that was started, from a round on. The answer is Withheld
+// when the client expects none here.
 func (e *Era) runCall(ctx context.Context, c *call, round *methods.Round) exchange.Answer {
-	ctx, stop := e.Methods.Start(ctx, c.client, c.m)
-	defer stop()
+	defer c.stop()
 	reply, ok := e.runRounds(ctx, c, round)
 	var answer exchange.Answer
 	switch {
@@ -212,20 +196,27 @@ func (e *Era) ask(ctx context.Context, c *call, needs *millracev1.NeedsInput) (*
 	}
 	timer := time.NewTimer(e.askTimeout())
 	defer timer.Stop()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	resume := &millracev1.Resume{State: needs.GetState(), Responses: map[string][]byte{}, Errors: map[string][]byte{}}
-	for i, q := range questions {
+	for i := 0; i < len(questions); {
 		select {
 		case r := <-replies[i]:
 			if r.Error != nil {
-				resume.Errors[q.key] = r.Error
+				resume.Errors[questions[i].key] = r.Error
 			} else {
-				resume.Responses[q.key] = r.Result
+				resume.Responses[questions[i].key] = r.Result
+			}
+			i++
+		case <-look.C:
+			if err := e.lookUp(ctx, c, questions); err != nil {
+				return nil, c.moved(ctx, err)
 			}
 		case <-timer.C:
 			if c.resumable != nil && !c.resumable.owns(ctx) {
 				return nil, &backend.Failure{Kind: backend.Moved}
 			}
-			return nil, &backend.Failure{Kind: backend.NoInput, Message: fmt.Sprintf("the client did not answer %q within %v", q.key, e.askTimeout())}
+			return nil, &backend.Failure{Kind: backend.NoInput, Message: fmt.Sprintf("the client did not answer %q within %v", questions[i].key, e.askTimeout())}
 		case <-e.Stopping.Done():
 			// The answers go to an edge that goes on with the call, if there
 			// is a way to find it.
@@ -240,6 +231,32 @@ func (e *Era) ask(ctx context.Context, c *call, needs *millracev1.NeedsInput) (*
 		}
 	}
 	return resume, nil
+}
+
+// lookUp finds out what this edge was not told of while it was parted from another
+// one: answers that are stored, and that another edge goes on with the call, which
+// is errOvertaken. A store that cannot be read is looked at again later.
+func (e *Era) lookUp(ctx context.Context, c *call, questions []question) error {
+	if c.resumable == nil || !c.resumable.asked {
+		return nil
+	}
+	kept, _, err := c.resumable.resume.Calls.Call(ctx, c.client.Scope, c.stream)
+	switch {
+	case err != nil:
+		return nil //nolint:nilerr // as said above
+	case kept.GetEdge() != e.Edge:
+		return errOvertaken
+	case kept.GetRound() != c.resumable.at.Round:
+		return nil
+	}
+	for _, q := range questions {
+		if result, ok := kept.GetResponses()[q.key]; ok {
+			e.Pending.Deliver(c.client.Scope, q.id, exchange.Reply{Result: result})
+		} else if failure, ok := kept.GetErrors()[q.key]; ok {
+			e.Pending.Deliver(c.client.Scope, q.id, exchange.Reply{Error: failure})
+		}
+	}
+	return nil
 }
 
 // moved is the failure of a call with which another edge goes on.

@@ -1,4 +1,4 @@
-package legacy
+package exchange_test
 
 import (
 	"strings"
@@ -11,12 +11,11 @@ import (
 // it when it panics.
 func TestGuard(t *testing.T) {
 	t.Parallel()
-	e := &Era{}
-	answer := e.guard([]byte("7"), func() exchange.Answer { panic("secret") })
+	answer := exchange.Guard(nil, []byte("7"), func() exchange.Answer { panic("secret") })
 	if got := string(answer.Body.Join()); !strings.Contains(got, `"id":7`) || !strings.Contains(got, "-32603") || strings.Contains(got, "secret") {
 		t.Errorf("after a panic: %s", got)
 	}
-	if got := e.guard(nil, func() exchange.Answer { return exchange.Answer{Status: 202} }); got.Status != 202 || got.Body != nil {
+	if got := exchange.Guard(nil, nil, func() exchange.Answer { return exchange.Answer{Status: 202} }); got.Status != 202 || got.Body != nil {
 		t.Errorf("without: %+v", got)
 	}
 }
