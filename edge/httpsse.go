@@ -12,14 +12,12 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/millrace/millrace/edge/exchange"
 	"github.com/millrace/millrace/edge/jsonrpc"
 	"github.com/millrace/millrace/edge/mcp"
 	"github.com/millrace/millrace/edge/methods"
 	"github.com/millrace/millrace/edge/sse"
+	"github.com/millrace/millrace/proto/bus"
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
 
@@ -244,7 +242,7 @@ func (e *Edge) serveMessages(w http.ResponseWriter, r *http.Request) {
 	switch known, err := e.pass(r.Context(), holder, scope, p); {
 	case err != nil:
 		w.Header().Set("Retry-After", "1")
-		e.reject(w, r, http.StatusServiceUnavailable, "the connection takes no messages at the moment: read what it sends")
+		e.reject(w, r, http.StatusServiceUnavailable, "the connection takes no messages at the moment, or is not known to have taken this one: read what it sends")
 	case !known:
 		e.rejectStream(w, r)
 	case malformed != nil:
@@ -272,10 +270,11 @@ func (e *Edge) pass(ctx context.Context, holder, scope string, p packet) (known 
 		known, err = e.posts.Post(ctx, holder, &millracev1.PostRequest{
 			Connection: scope, Message: p.raw, Principal: methods.Caller(p.principal),
 		})
-		if status.Code(err) == codes.Unavailable {
+		switch bus.Reason(err) {
+		case bus.ReasonNoResponders, bus.ReasonWorkerLost:
 			return false, nil // the edge has gone, and its connections with it
 		}
-		return known, err
+		return known, err // nil: what has no reason is no error
 	}
 	s := e.streams.find(scope, p.principal)
 	if s == nil {

@@ -32,6 +32,8 @@ const (
 	// after retryDelay.
 	fetchTimeout = 2 * time.Second
 	retryDelay   = 500 * time.Millisecond
+	// waitPause is how often WaitPools looks though nothing has changed.
+	waitPause = 100 * time.Millisecond
 )
 
 // Config configures a catalog; the zero value works.
@@ -112,9 +114,14 @@ func (c *Catalog) WaitPools(ctx context.Context, pools ...string) error {
 		if len(missing) == 0 {
 			return nil
 		}
+		// An instance of a pool that is known already makes no newer snapshot.
+		again := time.NewTimer(waitPause)
 		select {
 		case <-changed:
+			again.Stop()
+		case <-again.C:
 		case <-ctx.Done():
+			again.Stop()
 			return fmt.Errorf("catalog: no instance of %q announced itself: %w", missing, context.Cause(ctx))
 		}
 	}
