@@ -16,7 +16,7 @@ var ErrResourceNotFound = errors.New("resource not found")
 // anything the model could put right.
 type ProtocolError struct {
 	// Code of the error; 0 stands for -32603, internal error. The range
-	// -32000 to -32099 and the codes of JSON-RPC have their meaning already.
+	// -32020 to -32099 and the codes of JSON-RPC have their meaning already.
 	Code int32
 	// Message is one short sentence.
 	Message string

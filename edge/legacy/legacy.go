@@ -3,8 +3,9 @@
 //
 // A client that keeps to the protocol calls initialize and sends the session
 // id it gets; one that does not (a person with curl, a proxy that drops
-// headers) is served all the same, since nothing here needs a session. The
-// revisions differ by facts, which are rows of mcp's table.
+// headers) is served all the same, since only the log level, subscriptions, the
+// GET stream, questions to the client and resumption need a session. The revisions
+// differ by facts, which are rows of mcp's table.
 package legacy
 
 import (

@@ -20,7 +20,7 @@ func ResourceNotFound(rev *mcp.Revision, uri string) *jsonrpc.Error {
 // terms become codes.
 //
 // Faults of ours are all -32603, with data.reason for programs: the range
-// -32000 to -32099 belongs to the specification.
+// -32020 to -32099 belongs to the specification.
 func (r *Renderer) Failure(rev *mcp.Revision, tool bool, f *backend.Failure) (result jsonrpc.Pieces, err *jsonrpc.Error) {
 	e := &jsonrpc.Error{Code: jsonrpc.CodeInternal, Message: f.Text()}
 	data := newObject(64 + len(f.Detail) + len(f.Subject))
