@@ -1,5 +1,5 @@
 // Package cluster runs a development cluster for the time of a demonstration or a
-// check, and restarts all of it as a rolling update does.
+// check, and restarts its edges and workers as a rolling update does.
 package cluster
 
 import (
