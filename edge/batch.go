@@ -77,13 +77,18 @@ func (e *Edge) startBatch(ctx context.Context, scope string, body []byte) ([]bat
 	}
 	elements := make([]batchElement, len(raw))
 	for i := range raw {
-		el := &elements[i]
-		el.ctx, el.stop = ctx, func() {}
-		if el.msg, el.err = jsonrpc.Decode(raw[i], e.cfg.Limits); el.err == nil && el.msg.Kind() == jsonrpc.Request {
-			el.ctx, el.stop = e.calls.Start(ctx, scope, el.msg.ID)
-		}
+		elements[i] = e.startElement(ctx, scope, raw[i])
 	}
 	return elements, nil
+}
+
+func (e *Edge) startElement(ctx context.Context, scope string, raw []byte) batchElement {
+	msg, err := jsonrpc.Decode(raw, e.cfg.Limits)
+	stop := func() {}
+	if err == nil && msg.Kind() == jsonrpc.Request {
+		ctx, stop = e.calls.Start(ctx, scope, msg.ID)
+	}
+	return batchElement{msg: msg, err: err, ctx: ctx, stop: stop}
 }
 
 // batcher finds the era that takes batches, or says why there is none.

@@ -160,6 +160,19 @@ type EventsState struct {
 	Ctl   string // for CancelEvents; empty where that is not known, and at an end
 }
 
+// add takes a frame of a round that is not older.
+func (s *EventsState) add(round uint32, f *frame) {
+	if round > s.Round {
+		*s = EventsState{Round: round}
+	}
+	switch {
+	case f.kind == kindEnd:
+		s.Ended, s.Ctl = true, ""
+	case len(f.ctl) > 0 && !s.Ended:
+		s.Ctl = string(f.ctl)
+	}
+}
+
 // EventsState reads how far the events of a call have come from the log, which has
 // them a moment after they were sent.
 func (c *Client) EventsState(ctx context.Context, log EventLog, session, stream string) (EventsState, error) {
@@ -170,18 +183,9 @@ func (c *Client) EventsState(ctx context.Context, log EventLog, session, stream 
 	var state EventsState
 	err = log.Stored(ctx, subject, func(subject string, data []byte) error {
 		var f frame
-		_, round, ok := c.eventsOf(subject)
-		if !ok || round < state.Round || f.decode(data) != nil {
-			return nil
-		}
-		if round > state.Round {
-			state = EventsState{Round: round}
-		}
-		switch {
-		case f.kind == kindEnd:
-			state.Ended, state.Ctl = true, ""
-		case len(f.ctl) > 0 && !state.Ended:
-			state.Ctl = string(f.ctl)
+		// What is no frame of events is passed over.
+		if _, round, ok := c.eventsOf(subject); ok && round >= state.Round && f.decode(data) == nil {
+			state.add(round, &f)
 		}
 		return nil
 	})
