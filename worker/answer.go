@@ -46,7 +46,7 @@ type Root struct {
 
 // Raw returns an answer as the client gave it; nil if there was no such
 // question.
-func (a Answers) Raw(key string) json.RawMessage { return a.raw[key] }
+func (a Answers) Raw(key string) json.RawMessage { return a.raw[validText(key)] }
 
 // Elicited returns what the user did about a form or page. The zero value
 // means that the key is not one of such a question.
@@ -87,7 +87,7 @@ func (a Answers) Roots(key string) []Root {
 
 // read decodes an answer, which was checked when it came in.
 func (a Answers) read(key string, into any) bool {
-	raw, ok := a.raw[key]
+	raw, ok := a.raw[validText(key)]
 	return ok && a.codec.unmarshal(raw, into) == nil
 }
 

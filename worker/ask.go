@@ -69,7 +69,7 @@ func ElicitFor[T any](key, message string) Question {
 }
 
 func elicit(key, message string, schema func() (*schemaOfForm, error)) Question {
-	q := Question{key: key, method: methodElicit, needs: []Capability{CapabilityElicitation}}
+	q := Question{key: validText(key), method: methodElicit, needs: []Capability{CapabilityElicitation}}
 	form, err := schema()
 	if err != nil {
 		q.err = fmt.Errorf("the schema of the form: %w", err)
@@ -90,7 +90,7 @@ func elicit(key, message string, schema func() (*schemaOfForm, error)) Question 
 // the interaction for revisions that know such a name; it is not guessable and
 // used for one interaction only.
 func ElicitURL(key, message, address, elicitationID string) Question {
-	q := Question{key: key, method: methodElicit, needs: []Capability{CapabilityElicitationURL}}
+	q := Question{key: validText(key), method: methodElicit, needs: []Capability{CapabilityElicitationURL}}
 	if u, err := url.Parse(address); err != nil || u.Scheme == "" {
 		q.err = errors.New("the page needs an absolute URL")
 		return q
@@ -99,7 +99,7 @@ func ElicitURL(key, message, address, elicitationID string) Question {
 	o.value("mode", "url")
 	o.value("message", message)
 	o.value("url", address)
-	o.text("elicitationId", elicitationID)
+	o.text("elicitationId", validText(elicitationID)) // as ElicitationComplete says it
 	q.params, q.err = o.bytes()
 	q.valid = func(raw json.RawMessage) error { return checkElicitResult(raw, nil) }
 	return q
@@ -107,7 +107,7 @@ func ElicitURL(key, message, address, elicitationID string) Question {
 
 // CreateMessage asks a model of the client to write a message.
 func CreateMessage(key string, params CreateMessageParams) Question {
-	q := Question{key: key, method: methodCreateMessage, needs: []Capability{CapabilitySampling}, valid: checkCreateMessageResult}
+	q := Question{key: validText(key), method: methodCreateMessage, needs: []Capability{CapabilitySampling}, valid: checkCreateMessageResult}
 	if len(params.Tools) > 0 || params.ToolChoice != "" {
 		q.needs = append(q.needs, CapabilitySamplingTools)
 	}
@@ -121,7 +121,7 @@ func CreateMessage(key string, params CreateMessageParams) Question {
 // ListRoots asks for the folders that the client works in.
 func ListRoots(key string) Question {
 	return Question{
-		key: key, method: methodListRoots, params: []byte("{}"),
+		key: validText(key), method: methodListRoots, params: []byte("{}"),
 		needs: []Capability{CapabilityRoots}, valid: checkListRootsResult,
 	}
 }

@@ -82,7 +82,7 @@ type report struct {
 
 // encode writes the report as the event of a stream.
 func (r report) encode() *millracev1.Progress {
-	event := &millracev1.Progress{Progress: number(r.done), Message: r.message}
+	event := &millracev1.Progress{Progress: number(r.done), Message: validText(r.message)}
 	if r.total >= 0 && !math.IsInf(r.total, 0) {
 		event.Total = number(r.total)
 	}

@@ -66,7 +66,7 @@ func (c *Completion) encode() *millracev1.CompleteResponse {
 	}
 	copied := false // the slice is the author's
 	for i, value := range values {
-		if valid := strings.ToValidUTF8(value, "\uFFFD"); valid != value {
+		if valid := validText(value); valid != value {
 			// What is no UTF-8 could not be sent.
 			if !copied {
 				values, copied = slices.Clone(values), true

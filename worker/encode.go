@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -110,6 +111,11 @@ func plain(text string) bool {
 	}
 	return true
 }
+
+// validText returns a text of the author as a string of protobuf takes it: what is
+// no UTF-8 in it becomes U+FFFD. With anything else in one string the whole message
+// could not be sent.
+func validText(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // checkObject returns an error unless raw is absent or a JSON object.
 func checkObject(what string, raw json.RawMessage) error {

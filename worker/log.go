@@ -82,7 +82,7 @@ func (c *Call) Log(level Level, logger string, data any) {
 	defer c.release()
 	c.sendNow()
 	// An error means the call is over; its context says so to the handler.
-	_ = c.sink.log(&millracev1.LogMessage{Level: level.String(), Logger: logger, Data: raw})
+	_ = c.sink.log(&millracev1.LogMessage{Level: level.String(), Logger: validText(logger), Data: raw})
 }
 
 // Logger returns a logger that writes to the client by [Call.Log]: each record

@@ -17,8 +17,8 @@ func (w *Worker) manifest() ([]byte, error) {
 	m := &millracev1.Manifest{
 		Pool:         w.cfg.Pool,
 		Version:      w.cfg.Version,
-		Title:        w.cfg.Title,
-		Instructions: w.cfg.Instructions,
+		Title:        validText(w.cfg.Title),
+		Instructions: validText(w.cfg.Instructions),
 	}
 	w.mu.RLock()
 	for _, name := range slices.Sorted(maps.Keys(w.tools)) {
@@ -34,7 +34,7 @@ func (w *Worker) manifest() ([]byte, error) {
 		m.Prompts = append(m.Prompts, w.prompts[name].entry)
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.problems)) {
-		m.Problems = append(m.Problems, &millracev1.Problem{Item: name, Reason: w.problems[name]})
+		m.Problems = append(m.Problems, &millracev1.Problem{Item: name, Reason: validText(w.problems[name])})
 	}
 	w.mu.RUnlock()
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)

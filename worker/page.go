@@ -123,7 +123,7 @@ func (e *URLElicitationRequiredError) encode(c *Call) (*millracev1.Error, error)
 		return nil, err
 	}
 	return &millracev1.Error{
-		Kind: millracev1.Error_KIND_URL_ELICITATION_REQUIRED, Message: e.Error(), Input: input,
+		Kind: millracev1.Error_KIND_URL_ELICITATION_REQUIRED, Message: validText(e.Error()), Input: input,
 	}, nil
 }
 
@@ -142,7 +142,7 @@ func (w *Worker) ElicitationComplete(scope, id string) error {
 		return nil
 	}
 	news, err := proto.Marshal(&millracev1.Announcement{News: &millracev1.Announcement_ElicitationComplete{
-		ElicitationComplete: &millracev1.ElicitationComplete{Scope: scope, ElicitationId: id},
+		ElicitationComplete: &millracev1.ElicitationComplete{Scope: scope, ElicitationId: validText(id)},
 	}})
 	if err != nil {
 		return fmt.Errorf("worker: %w", err)

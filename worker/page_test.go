@@ -165,7 +165,8 @@ func TestElicitationComplete(t *testing.T) {
 	}
 	serve(t, server, w)
 	news := make(chan *millracev1.Announcement, 4) // more than there are
-	stop, err := bus.NewClient(connect(t, server), bus.ClientConfig{}).Hear(bus.Topic("edge"), func(payload []byte) {
+	conn := connect(t, server)
+	stop, err := bus.NewClient(conn, bus.ClientConfig{}).Hear(bus.Topic("edge"), func(payload []byte) {
 		a := new(millracev1.Announcement)
 		if err := proto.Unmarshal(payload, a); err != nil {
 			t.Error(err)
@@ -176,7 +177,6 @@ func TestElicitationComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	conn := connect(t, server)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := conn.NATS().FlushWithContext(ctx); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	millracev1 "github.com/millrace/millrace/proto/millrace/v1"
 )
@@ -104,6 +105,9 @@ func (p Prompt) build(get PromptFunc) (*prompt, error) {
 	if p.Name == "" {
 		mistakes = append(mistakes, errors.New("the name is empty"))
 	}
+	if !utf8.ValidString(p.Name) {
+		mistakes = append(mistakes, errors.New("the name is no UTF-8"))
+	}
 	if get == nil {
 		mistakes = append(mistakes, errors.New("the handler is nil"))
 	}
@@ -112,6 +116,9 @@ func (p Prompt) build(get PromptFunc) (*prompt, error) {
 	for i, a := range p.Arguments {
 		if _, twice := built.complete[a.Name]; twice || a.Name == "" {
 			mistakes = append(mistakes, fmt.Errorf("the name %q of an argument is empty or used twice", a.Name))
+		}
+		if !utf8.ValidString(a.Name) {
+			mistakes = append(mistakes, fmt.Errorf("the name %q of an argument is no UTF-8", a.Name))
 		}
 		built.complete[a.Name] = a.Complete
 		if a.Complete != nil {
@@ -200,7 +207,7 @@ func (r *PromptResult) encode() (*millracev1.PromptResult, error) {
 	if err := checkObject("_meta", r.Meta); err != nil {
 		return nil, internalf("the prompt cannot be written: %v", err)
 	}
-	return &millracev1.PromptResult{Description: r.Description, Messages: append(out, ']'), Meta: r.Meta}, nil
+	return &millracev1.PromptResult{Description: validText(r.Description), Messages: append(out, ']'), Meta: r.Meta}, nil
 }
 
 // role adds the role of a message.

@@ -266,6 +266,9 @@ func (t ResourceTemplate) build(read ReadFunc) (*template, error) {
 	if t.URITemplate == "" {
 		mistakes = append(mistakes, errors.New("URITemplate is empty"))
 	}
+	if !utf8.ValidString(t.URITemplate) {
+		mistakes = append(mistakes, errors.New("URITemplate is no UTF-8"))
+	}
 	if t.Name == "" {
 		mistakes = append(mistakes, errors.New("the name is empty"))
 	}

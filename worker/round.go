@@ -190,7 +190,7 @@ func (c *Call) nextRound(requests map[string][]byte) (*millracev1.NeedsInput, er
 // where they take place.
 func Once[T any](call *Call, key string, fn func() (T, error)) (T, error) {
 	var result T
-	raw, err := call.rounds.do(call.ctx, key, func() (json.RawMessage, error) {
+	raw, err := call.rounds.do(call.ctx, validText(key), func() (json.RawMessage, error) {
 		value, err := fn()
 		if err != nil {
 			return nil, err

@@ -383,7 +383,7 @@ func (w *Worker) failure(err error, call *Call) *millracev1.Error {
 	switch {
 	case errors.As(err, &internal):
 	case errors.As(err, &arguments):
-		return &millracev1.Error{Kind: millracev1.Error_KIND_INVALID_ARGUMENTS, Detail: arguments.detail}
+		return &millracev1.Error{Kind: millracev1.Error_KIND_INVALID_ARGUMENTS, Detail: validText(arguments.detail)}
 	case errors.As(err, &capability):
 		return &millracev1.Error{
 			Kind:    millracev1.Error_KIND_MISSING_CAPABILITY,
@@ -436,5 +436,5 @@ func (e *ProtocolError) encode(c *codec) (*millracev1.Error, error) {
 	if code == 0 {
 		code = internalCode
 	}
-	return &millracev1.Error{Kind: millracev1.Error_KIND_CUSTOM, Code: code, Message: e.Message, Data: data}, nil
+	return &millracev1.Error{Kind: millracev1.Error_KIND_CUSTOM, Code: code, Message: validText(e.Message), Data: data}, nil
 }

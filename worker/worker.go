@@ -113,6 +113,7 @@ type Worker struct {
 
 // New returns a worker that offers nothing yet.
 func New(cfg Config) *Worker {
+	cfg.Version = validText(cfg.Version) // in every heartbeat
 	return &Worker{
 		cfg:       cfg,
 		log:       cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),

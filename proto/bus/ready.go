@@ -62,3 +62,21 @@ func (c *serverCall) readyLocked() func() {
 	c.ready = nil
 	return ready
 }
+
+// giveBack undoes what was spent on a message of size bytes of which nothing was
+// sent: n bytes and a frame of the window, and its room among the events.
+func (c *serverCall) giveBack(n, size int) {
+	if c.events != nil {
+		c.sendMu.Lock()
+		if !c.events.live {
+			c.events.left += size
+		}
+		c.sendMu.Unlock()
+	}
+	c.mu.Lock()
+	c.out.refill(uint32(n + frameCost))
+	wake, ready := c.sendWake, c.readyLocked()
+	c.mu.Unlock()
+	notify(wake)
+	c.apart(ready)
+}

@@ -549,6 +549,13 @@ func (c *serverCall) send(m any) error {
 
 func (c *serverCall) sendSized(pm proto.Message, size int) error {
 	chunk := c.chunk()
+	var body []byte // of a message that takes more than one frame
+	if size > chunk {
+		var err error
+		if body, err = appendPayload(make([]byte, 0, size), pm); err != nil {
+			return err
+		}
+	}
 	if c.events != nil {
 		if err := c.beginMessage(size); err != nil {
 			return err
@@ -558,10 +565,10 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 		if err := c.acquire(size); err != nil {
 			return err
 		}
-		return c.sendSmall(pm, size)
-	}
-	body, err := appendPayload(make([]byte, 0, size), pm)
-	if err != nil {
+		err := c.sendSmall(pm, size)
+		if err != nil {
+			c.giveBack(size, size)
+		}
 		return err
 	}
 	for first := true; len(body) > 0; first = false {
@@ -580,6 +587,9 @@ func (c *serverCall) sendSized(pm proto.Message, size int) error {
 			f.flags |= FlagRest
 		}
 		if err := c.sendFrame(&f, nil, first); err != nil {
+			if first {
+				c.giveBack(n, size)
+			}
 			return err
 		}
 	}
