@@ -259,6 +259,12 @@ func (call *clientCall) onNoResponders() {
 		notify(fence.wake)
 		return
 	}
+	if call.lastPush.IsZero() {
+		// Nothing is on the way: it is late news of a FENCE. Whoever ended the
+		// question pushes the call again.
+		call.mu.Unlock()
+		return
+	}
 	call.lastPush = time.Time{}
 	pushes, since := call.pushes, now.Sub(call.firstPush)
 	offered := call.wait != nil && call.target != ""

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
@@ -336,4 +337,51 @@ func TestAFenceAtTheInstance(t *testing.T) {
 	if len(m.known) > 2*keptCallers+1 || len(m.known) != len(m.callers) || m.known[caller] != nil {
 		t.Errorf("%d callers are remembered", len(m.known))
 	}
+}
+
+// News that somebody who was asked is gone may be read when the question is over
+// and the call is about to be offered again: it is no answer to that offer, and must
+// not have the call pushed twice.
+func TestLateNewsOfAFence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ns := startNATS(t)
+		c := startClient(t, connect(t, ns), ClientConfig{Known: func(string) bool { return true }})
+		hole, err := connect(t, ns).nc.Subscribe("mr.main.rpc.>", func(*nats.Msg) {}) // the OPEN is lost
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		result := make(chan error, 1) // one call
+		go func() {
+			_, err := grpc_testing.NewTestServiceClient(c.Pool("test")).UnaryCall(within(t), slow("x", 100))
+			result <- err
+		}()
+		synctest.Wait()
+		unsubscribe(hole)
+		service := &slowService{}
+		for range 2 {
+			startServer(t, connect(t, ns), ServerConfig{}, service)
+		}
+		call := c.snapshot()[0]
+		// What settle does about a call that did not start, with the news between its
+		// two steps.
+		call.mu.Lock()
+		call.fence, call.lastPush, call.firstPush = nil, time.Time{}, time.Now()
+		call.mu.Unlock()
+		call.onNoResponders()
+		if !c.rename(call) {
+			t.Fatal("the call has ended")
+		}
+		call.repush()
+		if err := <-result; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		service.mu.Lock()
+		defer service.mu.Unlock()
+		if n := len(service.order); n != 1 {
+			t.Errorf("the call ran %d times", n)
+		}
+	})
 }
