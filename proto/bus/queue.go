@@ -298,12 +298,12 @@ func (q *poolQueue) takeLocked(l *lane, target string, now time.Time) *clientCal
 		gone := call.ended || call.accepted
 		call.target = target
 		call.mu.Unlock()
-		if gone {
-			call.wait.lane = nil
-			continue
-		}
+		// One that has ended or was accepted is out as well: whoever did that is
+		// on its way to leave, which gives the lane its rest.
 		l.out++
-		return call
+		if !gone {
+			return call
+		}
 	}
 }
 
@@ -365,7 +365,10 @@ func (l *lane) estimate(n int, now time.Time) time.Duration {
 	if l.served < paceAfter || l.since.IsZero() {
 		return 0
 	}
-	pace := max(l.pace, float64(now.Sub(l.last))/2) // slower lately
+	pace := l.pace
+	if l.n > 0 { // else nobody would have taken a slot
+		pace = max(pace, float64(now.Sub(l.last))/2) // slower lately
+	}
 	return time.Duration(pace * float64(n))
 }
 

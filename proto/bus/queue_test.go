@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -449,5 +450,90 @@ func TestWaitingUnderStress(t *testing.T) {
 	defer q.mu.Unlock()
 	if q.main.n != 0 || q.main.out != 0 || q.sub != nil || len(q.main.byName) != 0 {
 		t.Errorf("something is left: %+v", q)
+	}
+}
+
+// A call that ends in the moment in which its turn comes leaves nothing behind: its
+// lane rests, and the next call goes out at once.
+func TestACallThatEndsWhenItsTurnComes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ns := startNATS(t)
+		startServer(t, connect(t, ns), ServerConfig{Slots: 1}, &slowService{})
+		c := startClient(t, connect(t, ns), ClientConfig{})
+		client := grpc_testing.NewTestServiceClient(c.Pool("test"))
+		q := c.queue(poolKey{"test", anyManifest})
+		q.mu.Lock()
+		q.main.served, q.main.pace = paceAfter, float64(time.Millisecond) // as if the pool had been busy before
+		q.mu.Unlock()
+		first, second := make(chan error, 1), make(chan error, 1) // one result each
+		go func() {
+			_, err := client.UnaryCall(within(t), slow("first", 300))
+			first <- err
+		}()
+		synctest.Wait()
+		running := c.snapshot()[0]
+		ctx, cancel := context.WithCancel(within(t))
+		defer cancel()
+		go func() {
+			_, err := client.UnaryCall(ctx, slow("second", 1))
+			second <- err
+		}()
+		synctest.Wait()
+		var waits *clientCall
+		for _, call := range c.snapshot() {
+			if call != running {
+				waits = call
+			}
+		}
+		q.mu.Lock()
+		for q.main.n == 0 { // it is out for a try
+			q.mu.Unlock()
+			time.Sleep(100 * time.Microsecond)
+			q.mu.Lock()
+		}
+		cancel()
+		for ended := false; !ended; { // and is on its way to leave the queue
+			runtime.Gosched()
+			waits.mu.Lock()
+			ended = waits.ended
+			waits.mu.Unlock()
+		}
+		if q.takeLocked(&q.main, "", time.Now()) != nil {
+			t.Error("a call that has ended was taken")
+		}
+		q.mu.Unlock()
+		wantCode(t, <-second, codes.Canceled)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if q.main.n != 0 || q.main.out != 0 || !q.main.since.IsZero() || q.main.probe != nil || q.waiting.Load() != 0 || q.sub != nil || q.want != nil {
+			t.Errorf("something is left: %+v", q)
+		}
+		began := time.Now()
+		if _, err := client.UnaryCall(within(t), slow("third", 1)); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took >= 2*time.Millisecond {
+			t.Errorf("the next call, which runs for a millisecond, took %v", took)
+		}
+	})
+}
+
+// That no call got a slot lately says that the pool is slow only while somebody
+// waits for one.
+func TestTheEstimateOfAnEmptyLane(t *testing.T) {
+	t.Parallel()
+	since := time.Now()
+	now := since.Add(3 * time.Second)
+	l := &lane{served: paceAfter, pace: float64(time.Millisecond), since: since, last: since, out: 1}
+	if got := l.estimate(2, now); got != 2*time.Millisecond {
+		t.Errorf("nobody waits, and the second call is to wait for %v", got)
+	}
+	l.n = 1
+	if got := l.estimate(2, now); got != 3*time.Second {
+		t.Errorf("one has waited for 3 s, and the second call is to wait for %v", got)
 	}
 }
