@@ -141,6 +141,7 @@ type Server struct {
 	calls     map[uint64]*serverCall
 	draining  bool
 	closed    bool // no call is taken any more, not even to be refused
+	gone      bool // Run is about to return
 	services  map[string]grpc.ServiceInfo
 	regErr    error
 	unsent    []*serverCall // ended without a connection, so at most Slots
@@ -271,7 +272,8 @@ func (s *Server) GetServiceInfo() map[string]grpc.ServiceInfo {
 // a moment while heartbeats say so, running ones have the grace period, and
 // what is left ends with Unavailable and reason DRAINING. It returns when all
 // handlers have returned, or with an error when one ignores the end of its
-// context. When the connection is closed for good, all calls end and Run returns
+// context; callers that could not be told for want of a connection keep it until
+// they are or the grace period is over. When the connection is closed for good, all calls end and Run returns
 // an error. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	if !validToken(s.cfg.Pool) {
@@ -302,7 +304,6 @@ type serverRun struct {
 	subs []*nats.Subscription
 	pool *nats.Subscription
 	seq  uint64 // of heartbeats
-	gone bool
 
 	// Events from subscriptions and the connection. Capacity 1 and never
 	// closed: a full channel holds the news already.
@@ -408,13 +409,23 @@ func (r *serverRun) loop(ctx context.Context) error {
 		case <-r.down:
 			r.lose()
 		case <-r.up:
-			r.lose() // the event of the loss may have been merged with an older one
-			s.epoch.Store(newEpoch())
-			for _, call := range s.takeUnsent() {
-				call.endLate()
-			}
+			r.restored()
 			beat.Reset(0)
 		}
+	}
+}
+
+// restored: the connection was lost and is back.
+func (r *serverRun) restored() {
+	r.lose() // the event of the loss may have been merged with an older one
+	r.s.epoch.Store(newEpoch())
+	r.sendUnsent()
+}
+
+// sendUnsent tells the callers whose calls ended without a connection.
+func (r *serverRun) sendUnsent() {
+	for _, call := range r.s.takeUnsent() {
+		call.endLate()
 	}
 }
 
@@ -423,72 +434,6 @@ func (r *serverRun) lose() {
 	for _, call := range r.s.snapshot() {
 		call.abort(errConnLost)
 	}
-}
-
-// drain ends the instance.
-func (r *serverRun) drain() error {
-	s := r.s
-	s.mu.Lock()
-	s.draining = true
-	s.mu.Unlock()
-	s.closing.Store(true)
-	r.beat(busv1.Heartbeat_STATE_DRAINING)
-
-	idle := make(chan struct{}) // closed by the goroutine below
-	notice := time.NewTimer(min(drainNotice, s.cfg.Grace))
-	defer notice.Stop()
-	<-notice.C
-	// Drain delivers what has arrived already, so everything gets its BUSY.
-	s.conn.drain(append(s.callSubs(), r.pool)...)
-	s.mu.Lock()
-	s.closed = true // no Add after Wait
-	s.mu.Unlock()
-	go func() {
-		s.wg.Wait()
-		close(idle)
-	}()
-
-	grace := time.NewTimer(s.cfg.Grace)
-	defer grace.Stop()
-	beat := time.NewTicker(heartbeatEvery)
-	defer beat.Stop()
-	for {
-		select {
-		case <-idle:
-			r.sayGone()
-			return nil
-		case <-beat.C:
-			r.beat(busv1.Heartbeat_STATE_DRAINING)
-			continue
-		case <-r.hello:
-			r.beat(busv1.Heartbeat_STATE_DRAINING)
-			continue
-		case <-grace.C:
-		}
-		break
-	}
-	for _, call := range s.snapshot() {
-		call.abort(failure(codes.Unavailable, ReasonDraining, "the instance stops"))
-	}
-	limit := time.NewTimer(stuckWait)
-	defer limit.Stop()
-	select {
-	case <-idle:
-		r.sayGone()
-		return nil
-	case <-limit.C:
-		left := len(s.snapshot())
-		r.sayGone()
-		return fmt.Errorf("bus: %d handlers of pool %s ignore the end of their context", left, s.cfg.Pool)
-	}
-}
-
-func (r *serverRun) sayGone() {
-	r.beat(busv1.Heartbeat_STATE_GONE)
-	r.gone = true
-	ctx, cancel := context.WithTimeout(context.Background(), stuckWait)
-	defer cancel()
-	_ = r.s.conn.nc.FlushWithContext(ctx) // best effort: the watchers would find out
 }
 
 // close undoes subscribe.
@@ -500,7 +445,7 @@ func (r *serverRun) close() {
 		unsubscribe(sub)
 	}
 	r.s.mu.Lock()
-	r.s.closed = true
+	r.s.closed, r.s.gone = true, true
 	manifests := r.s.manifests
 	r.s.manifests = nil
 	r.s.mu.Unlock()
@@ -527,7 +472,7 @@ func (s *Server) snapshot() []*serverCall {
 func (s *Server) keepUnsent(call *serverCall) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed {
+	if !s.gone {
 		s.unsent = append(s.unsent, call)
 	}
 }
