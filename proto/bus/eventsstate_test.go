@@ -46,7 +46,8 @@ func TestEventsState(t *testing.T) {
 				t.Errorf("while round %d runs: %+v", round, got)
 			}
 			goOn <- struct{}{}
-			for err := error(nil); err == nil; _, err = stream.Recv() { // to its end
+			if _, err := hear(stream); err != nil {
+				t.Error(err)
 			}
 			if got := state(); got != (EventsState{Round: round, Ended: true}) {
 				t.Errorf("after round %d: %+v", round, got)

@@ -273,8 +273,8 @@ func (s *Server) GetServiceInfo() map[string]grpc.ServiceInfo {
 // what is left ends with Unavailable and reason DRAINING. It returns when all
 // handlers have returned, or with an error when one ignores the end of its
 // context; callers that could not be told for want of a connection keep it until
-// they are or the grace period is over. When the connection is closed for good, all calls end and Run returns
-// an error. It may be called once.
+// they are or the grace period is over. When the connection is closed for good, all
+// calls end and Run returns an error. It may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	if !validToken(s.cfg.Pool) {
 		return fmt.Errorf("bus: pool %q is not a subject token", s.cfg.Pool)
