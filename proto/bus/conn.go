@@ -74,8 +74,8 @@ type connListener struct {
 }
 
 // Connect opens a connection and returns when it is established. When ctx ends
-// first, it gives up and returns the reason. An established connection is
-// reopened for ever when it is lost. Only when the server ends it with an error
+// first, or the server refuses the credentials for good, it gives up and returns
+// the reason. An established connection is reopened for ever when it is lost. Only when the server ends it with an error
 // that the client library takes for final (the credentials are refused, a
 // message is larger than a limit that was lowered meanwhile) it stays closed:
 // then the Run methods of whatever uses it return an error.
@@ -185,6 +185,10 @@ func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 	select {
 	case <-connected:
 		return c, nil
+	case <-c.dead:
+		err := c.deadError()
+		c.Close()
+		return nil, err
 	case <-ctx.Done():
 		last := nc.LastError()
 		c.Close()
