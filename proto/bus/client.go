@@ -109,6 +109,7 @@ type Client struct {
 	stream grpc.StreamClientInterceptor // the same
 	ready  chan struct{}                // closed by Run once calls are possible
 	open   atomic.Bool                  // ready was closed: spares calls the channel
+	over   chan struct{}                // closed by Run when it returns
 	ids    atomic.Uint64
 	sub    atomic.Pointer[nats.Subscription]
 	signs  lifeSigns
@@ -168,6 +169,7 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 		unary:   chainUnaryClient(cfg.UnaryInterceptors),
 		stream:  chainStreamClient(cfg.StreamInterceptors),
 		ready:   make(chan struct{}),
+		over:    make(chan struct{}),
 		calls:   make(map[uint64]*clientCall),
 		events:  make(map[string]*clientCall),
 		left:    make(map[string]time.Time),
@@ -182,17 +184,17 @@ func NewClient(conn *Conn, cfg ClientConfig) *Client {
 func (c *Client) ID() string { return c.cfg.ID }
 
 // Ready returns a channel that is closed when calls are possible. Calls made
-// earlier wait for it.
+// earlier wait for it, and end with Unavailable when Run returns before.
 func (c *Client) Ready() <-chan struct{} { return c.ready }
 
 // Run receives frames until ctx is done or, with an error, the connection is
 // closed for good; then the calls that still run end with Unavailable, and the
 // resumable ones go on at their instances. It may be called once.
 func (c *Client) Run(ctx context.Context) error {
+	defer c.stop()
 	if !validToken(c.cfg.ID) {
 		return fmt.Errorf("bus: client id %q is not a subject token", c.cfg.ID)
 	}
-	defer c.stop()
 	sub, err := c.conn.nc.Subscribe(c.prefix+">", c.onMsg)
 	if err != nil {
 		return fmt.Errorf("bus: subscribe: %w", err)
@@ -250,6 +252,7 @@ func (c *Client) stop() {
 	c.stopped = true
 	calls := c.snapshotLocked()
 	c.mu.Unlock()
+	close(c.over)
 	for _, call := range calls {
 		call.stop(status.Error(codes.Unavailable, "the client has stopped"), call.resumable())
 	}
@@ -604,6 +607,7 @@ func (c *Client) register(ctx context.Context, call *clientCall) error {
 	if !c.open.Load() {
 		select {
 		case <-c.ready:
+		case <-c.over: // it was never ready, and refuses the call below
 		case <-ctx.Done():
 			return contextError(ctx)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/millrace/millrace/proto/localnats"
@@ -73,6 +74,39 @@ func TestCallsWaitForTheClient(t *testing.T) {
 	actor(t, c.Ready(), c.Run)
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// Calls that wait for a client whose Run fails before it is ready end with it.
+func TestCallsDoNotWaitForAClientThatFails(t *testing.T) {
+	t.Parallel()
+	for name, id := range map[string]string{"no connection": "c", "bad id": "a.b"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				conn := connect(t, startNATS(t))
+				c := NewClient(conn, ClientConfig{ID: id})
+				done := make(chan error, 2) // both calls
+				call := func() {
+					_, err := grpc_testing.NewTestServiceClient(c.Pool("test")).EmptyCall(within(t), &grpc_testing.Empty{})
+					done <- err
+				}
+				go call()
+				synctest.Wait()
+				conn.Close()
+				began := time.Now()
+				if err := c.Run(within(t)); err == nil {
+					t.Error("Run has not failed")
+				}
+				call() // a later one
+				for range 2 {
+					wantCode(t, <-done, codes.Unavailable)
+				}
+				if took := time.Since(began); took != 0 {
+					t.Errorf("they ended after %v", took)
+				}
+			})
+		})
 	}
 }
 
