@@ -32,6 +32,9 @@ import (
 // milliseconds, and longer only when JetStream recovers large files.
 const readyTimeout = 30 * time.Second
 
+// readyPause is how long it is waited before the log is looked at again.
+const readyPause = 100 * time.Millisecond
+
 // maxMemory bounds what JetStream keeps in memory, in bytes. Streams reserve
 // the most they may hold, so it is far from what is used.
 const maxMemory = 1 << 30
@@ -122,15 +125,9 @@ func Start(cfg Config) (*Server, error) {
 
 	// Start does not block, and reports trouble only through the log.
 	ns.Start()
-	select {
-	case msg := <-log.fatal:
+	if err := log.awaitReady(ns); err != nil {
 		s.Shutdown()
-		return nil, errors.New("localnats: " + msg)
-	default:
-	}
-	if !ns.ReadyForConnections(readyTimeout) {
-		s.Shutdown()
-		return nil, fmt.Errorf("localnats: not ready after %v", readyTimeout)
+		return nil, err
 	}
 	if opts.JetStream {
 		s.heal(opts.StoreDir, log)
@@ -252,6 +249,24 @@ func (s *Server) release() {
 		// It lies where the system cleans up by itself: if something stays
 		// behind, nobody has to know.
 		_ = os.RemoveAll(s.temp)
+	}
+}
+
+// awaitReady waits until the server can be reached, or has said why it never will.
+func (l *serverLog) awaitReady(ns *server.Server) error {
+	for began := time.Now(); ; {
+		// What has failed in Start is said already; its routes begin beside it.
+		select {
+		case msg := <-l.fatal:
+			return errors.New("localnats: " + msg)
+		default:
+		}
+		switch {
+		case ns.ReadyForConnections(readyPause):
+			return nil
+		case time.Since(began) > readyTimeout:
+			return fmt.Errorf("localnats: not ready after %v", readyTimeout)
+		}
 	}
 }
 

@@ -111,6 +111,7 @@ func TestStartFails(t *testing.T) {
 		"bad route":    {localnats.Config{ClusterListen: "127.0.0.1:0", Routes: []string{"x"}}, "port"},
 		"lone route":   {localnats.Config{Routes: []string{"127.0.0.1:6222"}}, "cluster address"},
 		"port taken":   {localnats.Config{Listen: taken.Addr().String()}, "in use"},
+		"route taken":  {localnats.Config{Listen: "127.0.0.1:0", ClusterListen: taken.Addr().String()}, "in use"},
 		"no port":      {localnats.Config{Listen: "127.0.0.1"}, "port"},
 		"bad port":     {localnats.Config{Listen: "127.0.0.1:http"}, "not a number"},
 		"dir in use":   {localnats.Config{DataDir: dir}, "in use"},
