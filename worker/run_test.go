@@ -167,8 +167,8 @@ func TestServe(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := newWorker(nil).Serve(ctx, "nats://127.0.0.1:1"); err == nil {
-		t.Error("Serve without a server returned nil")
+	if err := newWorker(nil).Serve(ctx, "nats://user:secret@127.0.0.1:1"); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("Serve without a server returned %v", err)
 	}
 }
 

@@ -140,7 +140,7 @@ func (w *Worker) Serve(ctx context.Context, url string) error {
 		Logger: w.cfg.Logger,
 	})
 	if err != nil {
-		return fmt.Errorf("worker: connecting to %s: %w", url, err)
+		return fmt.Errorf("worker: %w", err) // without url, which may hold a password
 	}
 	defer conn.Close()
 	return w.Run(ctx, conn)

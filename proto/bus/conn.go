@@ -75,10 +75,11 @@ type connListener struct {
 
 // Connect opens a connection and returns when it is established. When ctx ends
 // first, or the server refuses the credentials for good, it gives up and returns
-// the reason. An established connection is reopened for ever when it is lost. Only when the server ends it with an error
-// that the client library takes for final (the credentials are refused, a
-// message is larger than a limit that was lowered meanwhile) it stays closed:
-// then the Run methods of whatever uses it return an error.
+// the reason. An established connection is reopened for ever when it is lost. Only
+// when the server ends it with an error that the client library takes for final
+// (the credentials are refused, a message is larger than a limit that was lowered
+// meanwhile) it stays closed: then the Run methods of whatever uses it return an
+// error.
 func Connect(ctx context.Context, cfg ConnConfig) (*Conn, error) {
 	logger := cfg.Logger
 	if logger == nil {
