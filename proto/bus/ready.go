@@ -36,9 +36,10 @@ func SendReady(ctx context.Context) bool {
 }
 
 // OnSendReady has f called once, on a goroutine of its own, when [SendReady] is
-// true: soon, if it is now. The last f counts. None begins after the end of the call,
-// but one that has begun may still run when the call ends. ctx is the handler's; in a call of another carrier, in which SendReady
-// is always true, it does nothing.
+// true: soon, if it is now. The last f counts. None begins after the end of the
+// call, but one that has begun may still run when the call ends. ctx is the
+// handler's; in a call of another carrier, in which SendReady is always true, it
+// does nothing.
 func OnSendReady(ctx context.Context, f func()) {
 	t, ok := grpc.ServerTransportStreamFromContext(ctx).(*transportStream)
 	if !ok {
