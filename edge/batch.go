@@ -33,13 +33,7 @@ func (e *Edge) serveBatch(ctx context.Context, head exchange.Request, elements [
 	responses := make([]jsonrpc.Pieces, len(elements))
 	var running sync.WaitGroup
 	for i := range elements {
-		element := &elements[i]
-		running.Go(func() {
-			answer := exchange.Guard(e.cfg.Logger, element.msg.ID, func() exchange.Answer {
-				return exchange.Answer{Body: e.serveElement(era, head, element, out)}
-			})
-			responses[i] = answer.Body
-		})
+		running.Go(func() { responses[i] = e.serveElement(era, head, &elements[i], out) })
 	}
 	running.Wait()
 	var array jsonrpc.Pieces
@@ -132,7 +126,7 @@ func (e *Edge) serveElement(era exchange.Era, head exchange.Request, element *ba
 	case e.claims(&req) != era:
 		return refuse("a message of a revision without batches: send it alone")
 	}
-	answer := e.serveBy(element.ctx, era, &req, out)
+	answer := exchange.Guard(e.cfg.Logger, msg.ID, func() exchange.Answer { return e.serveBy(element.ctx, era, &req, out) })
 	if answer.Withheld || msg.Kind() != jsonrpc.Request {
 		return nil
 	}

@@ -61,6 +61,17 @@ func askMany(t *testing.T, c *cluster) {
 	})
 }
 
+// manyAsked reads the questions of that tool: their ids, and the place behind them.
+func manyAsked(t *testing.T, call *eventStream) (ids []string, place string) {
+	t.Helper()
+	for range 3 {
+		ev := call.next()
+		id, _ := request(t, string(ev.Data), "elicitation/create")
+		ids, place = append(ids, id), ev.ID
+	}
+	return ids, place
+}
+
 func answerTo(id, name string) string {
 	return `{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept","content":{"name":"` + name + `"}}}`
 }
@@ -77,12 +88,7 @@ func TestAnswersOfOneRoundOnThreeEdges(t *testing.T) {
 			askMany(t, c)
 			session := c.session("2025-11-25", `{"elicitation":{}}`)
 			call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ask-many"}}`, session)
-			ids, place := make([]string, 3), ""
-			for i := range ids {
-				ev := call.next()
-				ids[i], _ = request(t, string(ev.Data), "elicitation/create")
-				place = ev.ID
-			}
+			ids, place := manyAsked(t, call)
 			c.nodes[first].respond(session, answerTo(ids[0], "A"))
 			c.nodes[0].kill()
 			c.nodes[1].respond(session, answerTo(ids[1], "B"))
@@ -388,12 +394,7 @@ func TestTakeOverThatIsStoredUnsaid(t *testing.T) {
 	}
 	session := c.session("2025-11-25", `{"elicitation":{}}`)
 	call := c.nodes[0].open(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ask-many"}}`, session)
-	ids, place := make([]string, 3), ""
-	for i := range ids {
-		ev := call.next()
-		ids[i], _ = request(t, string(ev.Data), "elicitation/create")
-		place = ev.ID
-	}
+	ids, place := manyAsked(t, call)
 	c.nodes[0].kill()
 	resumed := c.nodes[2].resume(session, place)
 	for _, id := range ids {

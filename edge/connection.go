@@ -65,7 +65,10 @@ func (c *connection) accept(ctx context.Context, p packet) {
 	serve := func(ctx context.Context) {
 		defer call.lease.release()
 		ctx = call.lease.with(ctx)
-		call.answer(exchange.Guard(c.edge.cfg.Logger, p.msg.ID, func() exchange.Answer { return c.serve(ctx, req, call) }))
+		answer := exchange.Guard(c.edge.cfg.Logger, p.msg.ID, func() exchange.Answer { return c.serve(ctx, req, call) })
+		if p.msg.Kind() == jsonrpc.Request { // nothing else is ever answered
+			call.answer(answer)
+		}
 	}
 	switch {
 	case p.batch: // runs beside others, as requests do

@@ -100,7 +100,7 @@ func (e *Edge) servePost(w http.ResponseWriter, r *http.Request, principal *exch
 		out := newHTTPStream(e, w, accept, &jsonrpc.Message{})
 		defer out.close()
 		ctx := out.lease.with(r.Context())
-		elements, err := e.startBatch(ctx, "", body.Bytes()) // known to others with their sessions
+		elements, err := e.startBatch(ctx, "", body.Bytes()) // each is made known when its session is
 		out.finish(e.serveBatch(ctx, *req, elements, err, out))
 		return
 	}

@@ -274,7 +274,7 @@ func (e *Edge) pass(ctx context.Context, holder, scope string, p packet) (known 
 		case bus.ReasonNoResponders, bus.ReasonWorkerLost:
 			return false, nil // the edge has gone, and its connections with it
 		}
-		return known, err // nil: what has no reason is no error
+		return known, err
 	}
 	s := e.streams.find(scope, p.principal)
 	if s == nil {
