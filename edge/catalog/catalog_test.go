@@ -241,6 +241,31 @@ func TestPoolThatVanishesIsHeld(t *testing.T) {
 	})
 }
 
+// TestWaitForAPoolThatComesBack: what comes back is what was listed all the time.
+func TestWaitForAPoolThatComesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		m := manifest("a", "x")
+		first := c.instance("a", "1", m)
+		c.wait("a")
+		first.conn.Close() // as if the process had been killed: what it has stays listed
+		time.Sleep(5 * time.Second)
+		if got := c.catalog.watcher.Members(); len(got) > 0 {
+			t.Fatalf("%v are there", got)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		found := make(chan error, 1) // one result
+		go func() { found <- c.catalog.WaitPools(ctx, "a") }()
+		synctest.Wait()
+		c.instance("a", "1", m)
+		if err := <-found; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestBadItemsAreNamedAndTheRestIsServed(t *testing.T) {
 	t.Parallel()
 	m := manifest("p", "good")

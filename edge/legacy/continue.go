@@ -346,7 +346,8 @@ func with(m map[string][]byte, key string, value []byte) map[string][]byte {
 }
 
 // goOn runs the next round of a call of an edge that is gone, and those after
-// it. claimed is when this edge still had it to itself. What comes of it is for clients that come back.
+// it. claimed is when this edge still had it to itself. What comes of it is for
+// clients that come back.
 func (e *Era) goOn(client *methods.Client, stream string, kept *millracev1.Continuation, claimed time.Time) {
 	m, err := keptMessage(kept)
 	if err != nil {

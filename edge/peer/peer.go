@@ -138,10 +138,10 @@ func (p *Peers) Announce(a *millracev1.Announcement) error {
 }
 
 // Tell tells all edges something and returns when those that this edge knows
-// have acted on it, at the latest after Config.TellTimeout. An announcement says who these are,
-// and when they are fewer than it said before, it comes again: so every other edge
-// knows that nobody waits for it. An error means that this edge is not connected,
-// and that others may not know.
+// have acted on it, at the latest after Config.TellTimeout. An announcement says who
+// these are, and when they are fewer than it said before, it comes again: so every
+// other edge knows that nobody waits for it. An error means that this edge is not
+// connected, and that others may not know.
 func (p *Peers) Tell(ctx context.Context, a *millracev1.Announcement) error {
 	a.Told = nil
 	for _, m := range p.members() {
